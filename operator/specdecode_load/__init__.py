@@ -1,0 +1,1 @@
+"""A closed-loop load generator for OpenAI-compatible servers."""

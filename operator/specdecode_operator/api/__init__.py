@@ -1,0 +1,1 @@
+"""What users write and read: the custom resource's models, conditions and names."""

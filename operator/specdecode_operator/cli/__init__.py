@@ -1,0 +1,1 @@
+"""Commands for people, over the same core."""

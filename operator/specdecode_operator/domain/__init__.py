@@ -1,0 +1,1 @@
+"""Values passed between layers: frozen, without clock or input and output."""

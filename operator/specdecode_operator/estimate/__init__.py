@@ -1,0 +1,1 @@
+"""Numbers from samples: counters, acceptance, step cost, goodput. Pure."""

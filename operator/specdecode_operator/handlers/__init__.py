@@ -1,0 +1,1 @@
+"""Kopf: decorators, unpacking, error mapping, nothing else."""

@@ -1,0 +1,1 @@
+"""When and where passes run, never what they do."""

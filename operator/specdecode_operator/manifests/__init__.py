@@ -1,0 +1,1 @@
+"""Wanted Kubernetes objects as plain dicts. Pure."""

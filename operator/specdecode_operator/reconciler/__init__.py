@@ -1,0 +1,1 @@
+"""One pass over one object: observe, decide, act."""
