@@ -1,0 +1,62 @@
+"""Names that objects carry in the cluster: group, labels, annotations, field manager.
+
+They are a contract with users, dashboards and the engine's plugin: change none.
+"""
+
+from __future__ import annotations
+
+GROUP = "specdecode.io"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "SpecDecodeDeployment"
+PLURAL = "specdecodedeployments"
+SINGULAR = "specdecodedeployment"
+SHORT_NAME = "sdd"
+
+FIELD_MANAGER = "specdecode-operator"
+
+# Labels
+LABEL_NAME = "app.kubernetes.io/name"
+LABEL_INSTANCE = "app.kubernetes.io/instance"
+LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
+LABEL_OBJECT = "specdecode.io/deployment"
+LABEL_REVISION = "specdecode.io/revision"
+APP_NAME = "specdecode-engine"
+
+# Annotations on pods
+ANNOTATION_ARM = "specdecode.io/arm"
+ANNOTATION_TABLE_GENERATION = "specdecode.io/table-generation"
+ANNOTATION_TABLE_BUMP = "specdecode.io/table-bump"
+ANNOTATION_SCRAPE = "prometheus.io/scrape"
+ANNOTATION_SCRAPE_PORT = "prometheus.io/port"
+ANNOTATION_SCRAPE_PATH = "prometheus.io/path"
+
+# Annotations on a revision's Deployment: the record from which it is never re-rendered.
+ANNOTATION_INPUTS = "specdecode.io/inputs"
+ANNOTATION_TEMPLATE = "specdecode.io/template"
+ANNOTATION_RENDERED_BY = "specdecode.io/rendered-by"
+
+# Annotation on the ConfigMap of tables: when its present generation was written (RFC 3339).
+ANNOTATION_WRITTEN_AT = "specdecode.io/written-at"
+
+ARM_STABLE = "stable"
+ARM_CANARY = "canary"
+ARM_OFF = "off"
+
+ENGINE_CONTAINER = "engine"
+ENGINE_PORT = 8000
+ENGINE_PORT_NAME = "http"
+
+TABLES_FOLDER = "/etc/specdecode/tables"
+POD_FOLDER = "/etc/specdecode/pod"
+TERMINATION_LOG = "/dev/termination-log"
+
+
+def tables_name(name: str) -> str:
+    """Name the ConfigMap that holds an object's K-tables."""
+    return f"{name}-spec-tables"
+
+
+def revision_name(name: str, revision: str) -> str:
+    """Name the Deployment of one revision."""
+    return f"{name}-{revision}"
