@@ -8,7 +8,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any
 
-from ..api.v1alpha1 import Status
+from specdecode_operator.api.v1alpha1 import Status
 
 
 class EventType(StrEnum):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from ..api.v1alpha1 import Engine, Method
+from specdecode_operator.api.v1alpha1 import Engine, Method
 
 _VERSION_IN_TAG = re.compile(r"(\d+\.\d+\.\d+)")
 

@@ -7,7 +7,15 @@ import json
 from enum import StrEnum
 from typing import Final, TypeVar
 
-from ..api.v1alpha1 import Engine, Fingerprint, RevisionInputs, Spec, Speculation, Switch
+from specdecode_operator.api.v1alpha1 import (
+    Engine,
+    Fingerprint,
+    RevisionInputs,
+    Spec,
+    Speculation,
+    Switch,
+)
+
 from .engine import engine_version_of
 from .table import Envelope, KTable, Row
 

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from ..api.v1alpha1 import RevisionInputs, Spec, Status
+from specdecode_operator.api.v1alpha1 import RevisionInputs, Spec, Status
+
 from .evidence import Evidence
 from .table import TableFile
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from ..errors import InvalidTableError
+from specdecode_operator.errors import InvalidTableError
 
 SCHEMA: Final = 1
 
