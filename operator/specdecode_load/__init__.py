@@ -16,10 +16,11 @@ the operator (and imports nothing of it): who measures must not be who tunes.
 """
 
 from specdecode_load.background import BackgroundLoop
-from specdecode_load.client import ErrorKind, RequestError, Target, probe
 from specdecode_load.lengths import Lengths
 from specdecode_load.loop import ClosedLoop, run_stage
 from specdecode_load.measure import Measurement, Spread, Window
+from specdecode_load.probe import probe
+from specdecode_load.target import ErrorKind, RequestError, Target
 from specdecode_load.workload import Workload
 
 __all__ = [

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TypeVar
 
-from specdecode_load.client import Target
 from specdecode_load.loop import ClosedLoop
 from specdecode_load.measure import Measurement, Window
+from specdecode_load.target import Target
 from specdecode_load.workload import Workload
 
 _Value = TypeVar("_Value")

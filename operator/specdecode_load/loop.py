@@ -11,13 +11,10 @@ import random
 from collections.abc import AsyncIterator
 from types import TracebackType
 
-from specdecode_load.client import (
-    Completion,
-    CompletionStream,
-    RequestError,
-    Target,
-)
+from specdecode_load.completion import Completion, complete
+from specdecode_load.connection import Connection
 from specdecode_load.measure import Measurement, Window
+from specdecode_load.target import RequestError, Target
 from specdecode_load.workload import Workload
 
 MOST_STREAMS = 4096
@@ -119,10 +116,10 @@ class ClosedLoop:
 
     async def _work(self, number: int) -> None:
         failures = 0
-        with contextlib.closing(CompletionStream(self._target)) as stream:
+        with contextlib.closing(Connection(self._target)) as connection:
             while number < self._streams and not self._has_sent_all():
                 try:
-                    completion = await stream.run(self._next_request(), self._note_tokens)
+                    completion = await complete(connection, self._next_request(), self._note_tokens)
                 except RequestError as error:
                     failures += 1
                     self._note_error(error)

@@ -17,10 +17,11 @@ from typing import TypeVar
 from rich.console import Console
 
 from specdecode_load import report, schedule
-from specdecode_load.client import RequestError, Target, probe
 from specdecode_load.lengths import Lengths
 from specdecode_load.loop import ClosedLoop
 from specdecode_load.measure import Measurement, Window
+from specdecode_load.probe import probe
+from specdecode_load.target import RequestError, Target
 from specdecode_load.workload import Workload
 
 _REFRESH_SECONDS = 0.25

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from specdecode_load.client import ErrorKind
+from specdecode_load.target import ErrorKind
 
 
 @dataclass(frozen=True)

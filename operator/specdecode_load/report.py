@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from specdecode_load.client import Target
 from specdecode_load.measure import Measurement, Spread, Window
 from specdecode_load.schedule import Stage
+from specdecode_load.target import Target
 from specdecode_load.workload import Workload
 
 _PLAIN_LINE_EVERY_SECONDS = 10.0

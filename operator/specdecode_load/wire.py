@@ -53,13 +53,14 @@ class ResponseReader:
             return b""
         return self._read_chunks() if self._chunked else self._read_plain()
 
-    def feed_end(self) -> None:
+    def feed_end(self) -> bytes:
         """Take note that the other side closed; raises CutShort if more was promised."""
         if self.complete:
-            return
+            return b""
         if self.head is None or self._chunked or self._left_bytes is not None:
             raise CutShort("the server closed the connection in the middle of its reply")
         self.complete = True
+        return b""
 
     def _read_head(self) -> bool:
         while (end := self._buffer.find(b"\r\n\r\n")) >= 0:
