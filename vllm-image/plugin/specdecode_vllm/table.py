@@ -7,7 +7,7 @@ an engine that guesses at half a table would run something nobody decided.
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 SCHEMA = 1
@@ -150,7 +150,7 @@ def batch_bucket(batch: int) -> int:
 
 
 def clamp_rows(
-    rows: Iterable[Row], *, envelope: Collection[int], captured_tokens: int | None
+    rows: Sequence[Row], *, envelope: Collection[int], captured_tokens: int | None
 ) -> tuple[tuple[Row, ...], int]:
     """Lower each row's K until batch x (K+1) fits the captured tokens.
 
@@ -168,6 +168,12 @@ def _clamp(row: Row, envelope: list[int], captured_tokens: int | None) -> Row:
     fitting = [k for k in below if row.last * (k + 1) <= captured_tokens]
     k = fitting[-1] if fitting else min([*below, row.k])
     return Row(row.first, row.last, k)
+
+
+def extend_rows(rows: Sequence[Row], *, max_batch: int) -> tuple[Row, ...]:
+    """Let the last row, which holds beyond its end, end at the engine's largest batch."""
+    last = rows[-1]
+    return (*rows[:-1], Row(last.first, max(last.last, max_batch), last.k))
 
 
 def build_lookup(rows: Iterable[Row], *, max_batch: int) -> list[int]:

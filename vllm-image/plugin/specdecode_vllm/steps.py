@@ -1,0 +1,184 @@
+"""Turns what passes through vLLM's scheduler into step and position counts.
+
+Drafts proposed at the end of one step are verified by the next, so K and arm are remembered
+when they are decided and counted one step later. With async scheduling a step is scheduled
+before the one ahead of it is finished: each step carries its own record from schedule() to
+update_from_output(). Reads the scheduler's objects, never changes them.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from specdecode_vllm.metrics import Step
+
+MAX_RECORDS_IN_FLIGHT = 64
+
+Clock = Callable[[], float]
+
+
+class StepSink(Protocol):
+    """What the observer counts into."""
+
+    def count_iteration(self) -> None:
+        """Count one scheduling pass."""
+
+    def count_step(self, step: Step) -> None:
+        """Count one finished step."""
+
+    def count_positions(self, at_risk: list[int], accepted: list[int]) -> None:
+        """Count drafts at risk and accepted, both by position."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """K and arm as one schedule() decided them."""
+
+    k: int
+    arm: int
+
+
+@dataclass
+class Record:
+    """What is known of a step between its schedule() and its update_from_output()."""
+
+    output: Any  # held, so that its id() stays its own
+    decision: Decision
+    scheduled_at: float
+    batch: int
+    prefill_tokens: int
+    context_tokens: int = 0
+
+
+class StepObserver:
+    """Follows one scheduler; `counts_positions` is off where drafts are trimmed unseen."""
+
+    def __init__(self, sink: StepSink, *, counts_positions: bool, clock: Clock) -> None:
+        self._sink = sink
+        self._counts_positions = counts_positions
+        self._clock = clock
+        self._in_flight: dict[int, Record] = {}
+        self._previous: Decision | None = None
+        self._updated_at: float | None = None  # None: the engine has been idle since
+        self._has_partial_prefill = False
+
+    def after_schedule(self, scheduler: Any, output: Any, *, k: int, arm: int) -> None:
+        """Note a scheduled step; `k` and `arm` are what it decided for the next one."""
+        self._sink.count_iteration()
+        batch = len(output.num_scheduled_tokens)
+        if batch == 0:
+            return
+        decision = Decision(k=k, arm=arm)
+        self._in_flight[id(output)] = Record(
+            output=output,
+            decision=self._previous or decision,
+            scheduled_at=self._clock(),
+            batch=batch,
+            prefill_tokens=self._count_prefill_tokens(scheduler, output),
+        )
+        self._previous = decision
+        while len(self._in_flight) > MAX_RECORDS_IN_FLIGHT:
+            del self._in_flight[next(iter(self._in_flight))]
+
+    def before_update(self, scheduler: Any, output: Any, runner_output: Any) -> None:
+        """Count acceptance; to be called first, vLLM trims the sampled tokens in place."""
+        record = self._in_flight.get(id(output))
+        if record is None:
+            return
+        requests = scheduler.requests
+        record.context_tokens = sum(
+            requests[request_id].num_tokens
+            for request_id in output.num_scheduled_tokens
+            if request_id in requests
+        )
+        if self._counts_positions and output.scheduled_spec_decode_tokens:
+            lengths = _draft_lengths(requests, output, runner_output)
+            self._sink.count_positions(*count_positions(lengths))
+
+    def after_update(self, scheduler: Any, output: Any, core_outputs: Any) -> None:
+        """Count the finished step."""
+        record = self._in_flight.pop(id(output), None)
+        if record is None:
+            return
+        now = self._clock()
+        started_at = record.scheduled_at if self._updated_at is None else self._updated_at
+        self._sink.count_step(
+            Step(
+                batch=record.batch,
+                k=record.decision.k,
+                arm=record.decision.arm,
+                seconds=now - started_at,
+                tokens=_count_tokens(core_outputs),
+                context_tokens=record.context_tokens,
+                prefill_tokens=record.prefill_tokens,
+            )
+        )
+        is_busy = bool(self._in_flight) or bool(scheduler.running)
+        self._updated_at = now if is_busy else None
+        if not is_busy:
+            self._previous = None
+
+    def _count_prefill_tokens(self, scheduler: Any, output: Any) -> int:
+        scheduled = output.num_scheduled_tokens
+        drafts = output.scheduled_spec_decode_tokens
+        fresh = {request.req_id for request in output.scheduled_new_reqs}
+        fresh |= output.scheduled_cached_reqs.resumed_req_ids
+        decoding = len(scheduled) + sum(map(len, drafts.values()))
+        one_each = output.total_num_scheduled_tokens == decoding
+        if one_each and not fresh and not self._has_partial_prefill:
+            return 0
+        prefill_tokens = 0
+        self._has_partial_prefill = False
+        for request_id, tokens in scheduled.items():
+            request = scheduler.requests[request_id]
+            self._has_partial_prefill |= request.is_prefill_chunk
+            own = tokens - len(drafts.get(request_id, ()))
+            computed_before = request.num_computed_tokens - tokens
+            is_prefill = computed_before < request.num_prompt_tokens or own > 1
+            if is_prefill or request_id in fresh:
+                prefill_tokens += own
+        return prefill_tokens
+
+
+def _draft_lengths(
+    requests: Any, output: Any, runner_output: Any
+) -> Iterable[tuple[int, int]]:
+    """Yield (draft tokens verified, accepted of them) as vLLM is about to count them."""
+    voided = output.num_invalid_spec_tokens or {}
+    sampled = runner_output.sampled_token_ids
+    for request_id, draft in output.scheduled_spec_decode_tokens.items():
+        request = requests.get(request_id)
+        if request is None or request.is_finished():
+            continue
+        generated = sampled[runner_output.req_id_to_index[request_id]] if sampled else ()
+        if generated:
+            yield len(draft) - voided.get(request_id, 0), len(generated) - 1
+
+
+def count_positions(lengths: Iterable[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    """Spread (draft length, accepted) pairs into drafts at risk and accepted by position.
+
+    A draft is at risk at a position it had if its earlier ones were all accepted; one shortened
+    near max_tokens is at risk only where it still had a position (Kaplan-Meier's risk set).
+    """
+    at_risk: list[int] = []
+    accepted: list[int] = []
+    for drafted, hits in lengths:
+        missing = drafted - len(at_risk)
+        if missing > 0:
+            at_risk.extend([0] * missing)
+            accepted.extend([0] * missing)
+        for position in range(min(hits, drafted)):
+            at_risk[position] += 1
+            accepted[position] += 1
+        if hits < drafted:
+            at_risk[hits] += 1
+    return at_risk, accepted
+
+
+def _count_tokens(core_outputs: Any) -> int:
+    return sum(
+        len(output.new_token_ids)
+        for outputs in core_outputs.values()
+        for output in outputs.outputs
+    )
