@@ -37,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RequestError as error:
         print(f"specdecode-load: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:  # before the load began, or the second one
+        return 130
     _print(run, json_path=options.json, progress=progress)
     if run.interrupted:
         return 130

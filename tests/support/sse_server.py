@@ -31,7 +31,8 @@ class Failure:
     """A planted failure: an HTTP status, a broken stream after `after_chunks`, or an odd reply.
 
     `kind` is status, reset (the connection is aborted), close (ended without the last chunk),
-    error (an error event in the stream), abort (finish_reason abort), no_done, garbage or silence.
+    error (an error event in the stream), abort (finish_reason abort), no_done, not_json,
+    wrong_shape, garbage (no HTTP) or silence.
     """
 
     kind: str
@@ -54,6 +55,7 @@ class SseServer:
     ) -> None:
         self.pace = pace or Pace()
         self.requests: list[dict[str, Any]] = []
+        self.say_close = False  # answer, and close the connection afterwards
         self.connections = 0
         self.running = 0
         self.most_running = 0
@@ -62,7 +64,7 @@ class SseServer:
         self._characters_per_token = characters_per_token
         self._api_key = api_key
         self._models = models
-        self._failures: deque[Failure] = deque()
+        self._failures: deque[Failure | None] = deque()
         self._port = 0
         self._writers: set[asyncio.StreamWriter] = set()
         self._thread: threading.Thread | None = None
@@ -86,6 +88,10 @@ class SseServer:
     def fail_next(self, failure: Failure, times: int = 1) -> None:
         """Let the next completions fail."""
         self._failures.extend([failure] * times)
+
+    def pass_next(self) -> None:
+        """Let one completion pass between planted failures."""
+        self._failures.append(None)
 
     def start(self) -> None:
         """Listen on loopback; the port is kept over a stop."""
@@ -149,7 +155,7 @@ class SseServer:
         else:
             _reply(writer, 404, {"error": {"message": "no such path"}})
         await writer.drain()
-        return headers.get("connection") != "close"
+        return headers.get("connection") != "close" and not self.say_close
 
     async def _complete(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         self.requests.append(request)
@@ -162,7 +168,8 @@ class SseServer:
             return
         writer.write(
             b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
-            b"transfer-encoding: chunked\r\n\r\n"
+            b"transfer-encoding: chunked\r\nconnection: %b\r\n\r\n"
+            % (b"close" if self.say_close else b"keep-alive")
         )
         prompt_tokens = len(request["prompt"]) // self._characters_per_token
         total, sent, chunks = request["max_tokens"], 0, 0
@@ -200,9 +207,13 @@ async def _fail(failure: Failure, writer: asyncio.StreamWriter) -> None:
         _event(writer, {"error": {"message": "EngineCore died", "code": 500}})
     if failure.kind == "abort":
         _event(writer, {"choices": [{"index": 0, "text": "", "finish_reason": "abort"}]})
-    if failure.kind in ("error", "abort"):
+    if failure.kind == "not_json":
+        _chunk(writer, b"data: {torn\n\n")
+    if failure.kind == "wrong_shape":
+        _event(writer, {"choices": ["a choice that is no object"]})
+    if failure.kind in ("error", "abort", "not_json", "wrong_shape"):
         _chunk(writer, b"data: [DONE]\n\n")
-    if failure.kind in ("error", "abort", "no_done"):
+    if failure.kind in ("error", "abort", "not_json", "wrong_shape", "no_done"):
         _chunk(writer, b"")
         return
     await writer.drain()

@@ -1,0 +1,166 @@
+"""Completions over a real socket, from a server of known pace and planted failures."""
+
+import contextlib
+
+import pytest
+from specdecode_load.completion import Completion, complete
+from specdecode_load.connection import Connection
+from specdecode_load.lengths import Lengths
+from specdecode_load.target import ErrorKind, RequestError, Target
+from specdecode_load.workload import Workload
+
+from tests.support.sse_server import MODEL, Failure, Pace, SseServer
+
+
+def target_of(server: SseServer, **options: float) -> Target:
+    return Target(url=server.url, model=MODEL, **options)  # type: ignore[arg-type]
+
+
+async def ask(
+    target: Target, *, output_tokens: int = 31, arrivals: list[int] | None = None
+) -> Completion:
+    """Send one request; `arrivals` collects the tokens of each batch that came."""
+    workload = Workload(output=Lengths("fixed", output_tokens))
+    body = workload.request(0, model=target.model, tokens_per_character=1.0)
+    seen = [] if arrivals is None else arrivals
+    with contextlib.closing(Connection(target)) as connection:
+        return await complete(connection, body, lambda tokens, _: seen.append(tokens))
+
+
+async def test_tokens_are_what_the_engine_counts_and_not_chunks() -> None:
+    arrivals: list[int] = []
+    with SseServer(pace=Pace(tokens_per_chunk=7, chunk_seconds=0.01)) as server:
+        completion = await ask(target_of(server), output_tokens=31, arrivals=arrivals)
+    assert completion.tokens == sum(arrivals) == 31
+    assert completion.prompt_tokens == 32
+    assert len(arrivals) <= 5
+
+
+async def test_without_a_count_in_each_chunk_the_one_at_the_end_puts_the_sum_right() -> None:
+    arrivals: list[int] = []
+    with SseServer(pace=Pace(0, 0.01, 7), continuous_usage=False) as server:
+        completion = await ask(target_of(server), arrivals=arrivals)
+    assert completion.tokens == sum(arrivals) == 31
+
+
+async def test_without_any_count_a_chunk_is_a_token() -> None:
+    with SseServer(continuous_usage=False, final_usage=False) as server:
+        completion = await ask(target_of(server))
+    assert (completion.tokens, completion.prompt_tokens) == (31, 0)
+
+
+async def test_the_times_are_those_of_the_server() -> None:
+    pace = Pace(first_seconds=0.3, chunk_seconds=0.06, tokens_per_chunk=3)
+    with SseServer(pace=pace) as server:
+        completion = await ask(target_of(server), output_tokens=31)
+    assert completion.first_at is not None
+    assert completion.first_at - completion.sent_at == pytest.approx(0.3, abs=0.1)
+    # Ten chunks follow the first one and bring 28 tokens.
+    assert completion.tpot_seconds == pytest.approx(10 * 0.06 / 28, rel=0.2)
+
+
+async def test_an_output_that_came_at_once_has_no_time_per_token() -> None:
+    with SseServer(pace=Pace(tokens_per_chunk=31)) as server:
+        completion = await ask(target_of(server))
+    assert completion.tokens == 31
+    assert completion.tpot_seconds is None
+
+
+FAILURES = {
+    "server too busy": (Failure("status", status=503), ErrorKind.HTTP_5XX),
+    "no such model": (Failure("status", status=404), ErrorKind.HTTP_4XX),
+    "a redirect, which is not followed": (Failure("status", status=302), ErrorKind.PROTOCOL),
+    "connection reset in the stream": (Failure("reset"), ErrorKind.RESET),
+    "connection reset before the stream": (Failure("reset", after_chunks=0), ErrorKind.RESET),
+    "connection closed in the stream": (Failure("close"), ErrorKind.RESET),
+    "an error told in the stream": (Failure("error"), ErrorKind.ENGINE),
+    "the engine aborts the request": (Failure("abort"), ErrorKind.ENGINE),
+    "the stream ends without its end mark": (Failure("no_done"), ErrorKind.PROTOCOL),
+    "an event that is no JSON": (Failure("not_json"), ErrorKind.PROTOCOL),
+    "an event of the wrong shape": (Failure("wrong_shape"), ErrorKind.PROTOCOL),
+    "not HTTP at all": (Failure("garbage"), ErrorKind.PROTOCOL),
+    "nothing comes any more": (Failure("silence"), ErrorKind.TIMEOUT),
+}
+
+
+@pytest.mark.parametrize(("failure", "kind"), FAILURES.values(), ids=FAILURES.keys())
+async def test_each_failure_has_its_kind(failure: Failure, kind: ErrorKind) -> None:
+    with SseServer() as server:
+        server.fail_next(failure)
+        with pytest.raises(RequestError) as caught:
+            await ask(target_of(server, idle_timeout_seconds=0.5))
+        assert caught.value.kind is kind
+        assert (await ask(target_of(server))).tokens == 31
+
+
+async def test_the_time_out_is_for_silence_and_not_for_the_whole_request() -> None:
+    with SseServer(pace=Pace(0.0, 0.1)) as server:
+        completion = await ask(target_of(server, idle_timeout_seconds=0.6), output_tokens=12)
+    assert completion.tokens == 12
+
+
+async def test_a_server_that_is_not_there_refuses() -> None:
+    with SseServer() as server:
+        target = target_of(server)
+    with pytest.raises(RequestError, match="nothing listens") as caught:
+        await ask(target)
+    assert caught.value.kind is ErrorKind.REFUSED
+
+
+async def test_a_host_that_does_not_exist_is_unreachable() -> None:
+    with pytest.raises(RequestError, match="cannot be reached") as caught:
+        await ask(Target(url="http://no-such-host.invalid:1", model=MODEL))
+    assert caught.value.kind is ErrorKind.UNREACHABLE
+
+
+async def test_what_the_server_says_is_part_of_the_error() -> None:
+    with SseServer() as server:
+        server.fail_next(Failure("status", status=400))
+        with pytest.raises(RequestError, match=r"answered 400: .*planted"):
+            await ask(target_of(server))
+
+
+CONNECTIONS = {"kept": (True, 1), "not kept": (False, 3)}
+
+
+@pytest.mark.parametrize(("keep", "expected"), CONNECTIONS.values(), ids=CONNECTIONS.keys())
+async def test_connections_are_reused_only_when_they_are_kept(keep: bool, expected: int) -> None:
+    with SseServer() as server:
+        target = Target(url=server.url, model=MODEL, keep_alive=keep)
+        with contextlib.closing(Connection(target)) as connection:
+            for number in range(3):
+                body = Workload().request(number, model=MODEL, tokens_per_character=1.0)
+                await complete(connection, body, lambda tokens, ttft_seconds: None)
+        assert server.connections == expected
+
+
+async def test_the_server_may_close_between_two_requests() -> None:
+    with SseServer() as server:
+        body = Workload().request(0, model=MODEL, tokens_per_character=1.0)
+        with contextlib.closing(Connection(target_of(server))) as connection:
+            await complete(connection, body, lambda tokens, ttft_seconds: None)
+            server.say_close = True
+            await complete(connection, body, lambda tokens, ttft_seconds: None)
+            await complete(connection, body, lambda tokens, ttft_seconds: None)
+        assert server.connections == 2
+
+
+REFUSED = {
+    "no scheme": ("localhost:8000", "no server address"),
+    "another scheme": ("ftp://localhost", "no server address"),
+    "no host": ("http://", "no server address"),
+    "a query": ("http://h:1/?a=b", "no server address"),
+    "credentials": ("http://user:word@h:1", "API key"),
+    "a port out of range": ("http://h:99999", "[Pp]ort"),
+    "a line break": ("http://h:1/\r\nx", "line break|no server address"),
+}
+
+
+@pytest.mark.parametrize(("url", "sentence"), REFUSED.values(), ids=REFUSED.keys())
+def test_a_wrong_address_is_refused(url: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        Target(url=url, model=MODEL)
+
+
+def test_the_api_key_is_not_shown() -> None:
+    assert "hidden" not in repr(Target(url="http://h:1", model=MODEL, api_key="hidden"))

@@ -1,0 +1,183 @@
+"""The closed loop against a real server: streams held, windows, failures, restarts."""
+
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+from specdecode_load import BackgroundLoop, ClosedLoop, ErrorKind, Lengths, Target, Workload
+from specdecode_load.loop import run_stage
+
+from tests.support.sse_server import MODEL, Failure, Pace, SseServer
+
+Until = Callable[[Callable[[], object]], Awaitable[None]]
+
+SHORT = Workload(output=Lengths("fixed", 10))
+ENDLESS = Workload(output=Lengths("fixed", 100_000))
+
+
+def target_of(server: SseServer) -> Target:
+    return Target(url=server.url, model=MODEL, idle_timeout_seconds=5.0)
+
+
+async def test_a_stage_measures_the_pace_of_the_server() -> None:
+    pace = Pace(first_seconds=0.1, chunk_seconds=0.05, tokens_per_chunk=4)
+    workload = Workload(output=Lengths("fixed", 20))
+    with SseServer(pace=pace) as server:
+        result = await run_stage(
+            target_of(server), workload, streams=4, seconds=2.0, warmup_seconds=0.3
+        )
+    # Each stream: 20 tokens in 0.1 s + 4 × 0.05 s.
+    assert result.tokens_per_second == pytest.approx(4 * 20 / 0.3, rel=0.2)
+    assert result.seconds == pytest.approx(2.0, rel=0.1)
+    assert result.ttft_seconds is not None
+    assert result.ttft_seconds.p50 == pytest.approx(0.1, rel=0.3)
+    assert result.tpot_seconds is not None
+    assert result.tpot_seconds.p50 == pytest.approx(4 * 0.05 / 16, rel=0.2)
+    assert result.requests == pytest.approx(4 * 2.0 / 0.3, rel=0.3)
+    assert result.prompt_tokens == 32 * result.requests
+    assert result.errors == {}
+    assert result.streams == 4
+
+
+async def test_as_many_requests_run_as_there_are_streams(until: Until) -> None:
+    with SseServer(pace=Pace(0.01, 0.01)) as server:
+        async with ClosedLoop(target_of(server), SHORT, streams=5):
+            await until(lambda: len(server.requests) > 50)
+        assert server.most_running == 5
+        await until(lambda: server.running == 0)
+
+
+async def test_streams_come_and_go_without_a_restart(until: Until) -> None:
+    with SseServer(pace=Pace(0.02, 0.02)) as server:
+        async with ClosedLoop(target_of(server), SHORT, streams=2) as loop:
+            await until(lambda: server.running == 2)
+            loop.set_concurrency(6)
+            await until(lambda: server.running == 6)
+            assert server.connections == 6
+            loop.set_concurrency(1)
+            await until(lambda: server.running == 1)
+            loop.set_concurrency(3)
+            await until(lambda: server.running == 3)
+            assert loop.streams == 3
+        assert server.most_running == 6
+
+
+async def test_a_stream_too_many_ends_with_its_request_and_not_in_it(until: Until) -> None:
+    with SseServer(pace=Pace(0.05, 0.02)) as server:
+        async with ClosedLoop(target_of(server), SHORT, streams=4) as loop:
+            async with loop.window() as window:
+                await until(lambda: server.running == 4)
+                loop.set_concurrency(1)
+                await until(lambda: server.running == 1)
+                await until(lambda: window.requests >= 4)
+            assert window.result.errors == {}
+            assert window.result.streams is None
+
+
+async def test_windows_are_taken_from_running_requests(until: Until) -> None:
+    with SseServer(pace=Pace(0.0, 0.01)) as server:
+        async with ClosedLoop(target_of(server), ENDLESS, streams=2) as loop:
+            outer = loop.start_window()
+            await until(lambda: outer.output_tokens > 10)
+            async with loop.window() as inner:
+                await until(lambda: inner.output_tokens > 10)
+            before = outer.result.output_tokens
+            assert inner.result.output_tokens < before
+            assert inner.result.ttft_seconds is None  # both requests began before it
+            assert inner.result.requests == 0
+            await until(lambda: outer.output_tokens > before)
+            assert outer.stop().output_tokens > before
+            frozen = inner.result.output_tokens
+        assert inner.result.output_tokens == frozen
+
+
+async def test_stopping_gives_up_what_runs(until: Until) -> None:
+    with SseServer(pace=Pace(0.0, 0.01)) as server:
+        async with ClosedLoop(target_of(server), ENDLESS, streams=3):
+            await until(lambda: server.running == 3)
+        await until(lambda: server.running == 0)
+
+
+async def test_no_more_requests_are_sent_than_allowed(until: Until) -> None:
+    with SseServer() as server:
+        async with ClosedLoop(target_of(server), SHORT, streams=4, most_requests=10) as loop:
+            window = loop.start_window()
+            await until(lambda: loop.is_exhausted)
+            assert window.stop().requests == 10
+        assert len(server.requests) == 10
+
+
+async def test_errors_are_counted_by_kind_and_the_loop_goes_on(until: Until) -> None:
+    with SseServer() as server:
+        server.fail_next(Failure("status", status=503), times=3)
+        server.fail_next(Failure("reset"))
+        server.fail_next(Failure("error"))
+        async with ClosedLoop(target_of(server), SHORT, streams=1) as loop:
+            async with loop.window() as window:
+                await until(lambda: window.requests >= 5)
+            assert loop.last_error is not None
+    assert window.result.errors == {
+        ErrorKind.HTTP_5XX: 3,
+        ErrorKind.RESET: 1,
+        ErrorKind.ENGINE: 1,
+    }
+    assert window.result.error_count == 5
+
+
+async def test_an_engine_that_dies_and_comes_back_is_waited_for(until: Until) -> None:
+    with SseServer(pace=Pace(0.01, 0.01)) as server:
+        async with ClosedLoop(target_of(server), SHORT, streams=8) as loop:
+            window = loop.start_window()
+            await until(lambda: window.requests >= 8)
+            server.stop()
+            await until(lambda: window.errors[ErrorKind.REFUSED] >= 16)
+            server.start()
+            recovered = window.requests + 16
+            await until(lambda: window.requests >= recovered)
+            errors = window.stop().errors
+    assert set(errors) <= {ErrorKind.REFUSED, ErrorKind.RESET}
+    assert errors[ErrorKind.RESET] >= 1
+
+
+async def test_a_dead_server_is_not_hammered(until: Until) -> None:
+    with SseServer() as server:
+        target = target_of(server)
+    async with ClosedLoop(target, SHORT, streams=1) as loop, loop.window() as window:
+        await until(lambda: window.errors[ErrorKind.REFUSED] >= 4)
+    # Pauses of at least 0.05, 0.1 and 0.2 s lie between four attempts.
+    assert window.result.seconds > 0.35
+
+
+@pytest.mark.parametrize("streams", [0, -1, 5000])
+async def test_a_number_of_streams_out_of_bounds_is_refused(streams: int) -> None:
+    target = Target(url="http://127.0.0.1:1", model=MODEL)
+    with pytest.raises(ValueError, match="from 1 to 4096"):
+        ClosedLoop(target, SHORT, streams=streams)
+
+
+def test_it_runs_in_a_thread_beside_code_without_an_event_loop() -> None:
+    with SseServer(pace=Pace(0.01, 0.01)) as server:
+        with BackgroundLoop(target_of(server), SHORT, streams=2) as load:
+            total = load.start_window()
+            first = load.measure(0.4)
+            load.set_concurrency(4)
+            assert load.streams == 4
+            deadline = time.monotonic() + 20
+            while server.running != 4:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            assert first.output_tokens > 0
+            assert total.result.output_tokens >= first.output_tokens
+            assert total.stop().streams is None
+            with pytest.raises(ValueError, match="from 1"):
+                load.set_concurrency(0)
+        load.stop()
+
+
+async def test_sixty_four_streams_leave_the_cores_to_the_engine() -> None:
+    """At the pace of the small engine on two cores: 64 streams, 1,100 tokens a second."""
+    with SseServer(pace=Pace(0.058, 0.058)) as server:
+        workload = Workload(output=Lengths("fixed", 64))
+        result = await run_stage(target_of(server), workload, streams=64, seconds=3.0)
+    assert result.output_tokens > 1000
+    assert result.generator_cpu < 0.25  # 0.09 measured; the room is for a busy machine
