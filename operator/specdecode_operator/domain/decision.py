@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-from specdecode_operator.api.v1alpha1 import Status
+from specdecode_operator.api.v1alpha1 import RevisionInputs, Status
+from specdecode_operator.domain.table import TableFile
 
 
 class EventType(StrEnum):
@@ -36,30 +37,49 @@ class AnnotatePod:
 
 
 @dataclass(frozen=True)
-class ApplyObject:
-    """Server-side apply one owned object."""
+class WriteTables:
+    """Write the ConfigMap of tables."""
 
-    manifest: Mapping[str, Any]
+    stable: TableFile
+    canary: TableFile | None
+    written_at: datetime
 
 
 @dataclass(frozen=True)
-class DeleteObject:
-    """Delete one owned object that is not wanted any more."""
+class SetRevision:
+    """Have a revision's Deployment with so many pods.
 
-    api_version: str
-    kind: str
-    name: str
+    Its template is rendered only where `template` is None: a stored one is never re-rendered.
+    """
+
+    revision: str
+    inputs: RevisionInputs
+    replicas: int
+    template: Mapping[str, Any] | None
 
 
-Action = AnnotatePod | ApplyObject | DeleteObject
+@dataclass(frozen=True)
+class DeleteRevision:
+    """Delete a Deployment that is scaled to zero and past the history limit."""
+
+    revision: str
+
+
+@dataclass(frozen=True)
+class EnsureService:
+    """Have the Service and the PodDisruptionBudget over the pods of all revisions."""
+
+
+Action = AnnotatePod | WriteTables | SetRevision | DeleteRevision | EnsureService
 
 
 @dataclass(frozen=True)
 class Decision:
     """The output of one pass.
 
-    `urgent` actions (the kill switch) go first and before the status; then the status is
-    written, guarded by resourceVersion; the other actions and the Events follow.
+    `urgent` actions (the kill switch) go first and before the status, because a second attempt
+    does no harm; then the status is written, guarded by resourceVersion; the other actions and
+    the Events follow, so that a pass killed in between finds in status what it was about to do.
     """
 
     status: Status
