@@ -22,6 +22,10 @@ class ConflictError(TransientError):
     """The object changed since it was read: read it again and decide anew."""
 
 
+class NotLeaderError(TransientError):
+    """Another operator holds the lease now: this one must not write."""
+
+
 class NotFoundError(PermanentError):
     """The object is not there (any more)."""
 
@@ -44,3 +48,7 @@ class ConfigurationError(PermanentError):
 
 class InvalidTableError(PermanentError):
     """A K-table breaks an invariant; the message says which and what to change."""
+
+
+class InvalidSpecError(PermanentError):
+    """The user's spec cannot become objects; the message says what to change."""

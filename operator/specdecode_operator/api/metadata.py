@@ -5,6 +5,9 @@ They are a contract with users, dashboards and the engine's plugin: change none.
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 GROUP = "specdecode.io"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
@@ -47,6 +50,10 @@ ENGINE_CONTAINER = "engine"
 ENGINE_PORT = 8000
 ENGINE_PORT_NAME = "http"
 
+# A revision's name, `NAME-<10 hex digits>`, must fit into a label value of 63 characters.
+MAX_NAME_LENGTH: Final = 52
+_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+
 TABLES_FOLDER = "/etc/specdecode/tables"
 POD_FOLDER = "/etc/specdecode/pod"
 TERMINATION_LOG = "/dev/termination-log"
@@ -60,3 +67,18 @@ def tables_name(name: str) -> str:
 def revision_name(name: str, revision: str) -> str:
     """Name the Deployment of one revision."""
     return f"{name}-{revision}"
+
+
+def name_problem(name: str) -> str | None:
+    """Say why an object cannot have this name, or None: its Service and labels carry it too."""
+    if len(name) > MAX_NAME_LENGTH:
+        return (
+            f"the name {name!r} has {len(name)} characters: use at most {MAX_NAME_LENGTH}, so that "
+            "it fits into labels together with a revision"
+        )
+    if not _NAME.fullmatch(name):
+        return (
+            f"the name {name!r} cannot name a Service: use lower case letters, digits and hyphens, "
+            "a letter first, no hyphen last and no dots"
+        )
+    return None
