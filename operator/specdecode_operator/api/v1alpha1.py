@@ -411,6 +411,7 @@ class CellStatus(ApiModel):
     tokens_per_second: float
     mean_batch: float
     steps: int
+    step_seconds: float | None = Field(None, description="Mean wall time of a step.")
     acceptance: float | None = Field(
         None, description="Acceptance at the first position when it was measured."
     )
