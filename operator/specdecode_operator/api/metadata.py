@@ -55,7 +55,10 @@ MAX_NAME_LENGTH: Final = 52
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 TABLES_FOLDER = "/etc/specdecode/tables"
+TABLES_VOLUME = "specdecode-tables"
 POD_FOLDER = "/etc/specdecode/pod"
+POD_VOLUME = "specdecode-pod"
+ARM_FILE = "arm"
 TERMINATION_LOG = "/dev/termination-log"
 
 

@@ -1,0 +1,82 @@
+"""The arguments of `vllm serve` for one revision, as vLLM 0.33.0 parses them.
+
+Every flag is one `--flag=value` token: a user's value that begins with a dash, or that holds a
+dot behind one, would otherwise be read as another flag (vLLM's parser turns `--a.b` into JSON).
+The user's extra arguments come last; those that the operator manages were refused before.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Final
+
+from specdecode_operator.api import metadata, v1alpha1
+from specdecode_operator.domain import engine, lever, table
+from specdecode_operator.errors import InvalidSpecError
+
+SCHEDULER_FACTORY: Final = "specdecode_vllm.scheduler.make_scheduler"
+
+
+def build_arguments(inputs: v1alpha1.RevisionInputs) -> list[str]:
+    """List the arguments that follow `vllm serve`, the model first.
+
+    The scheduler factory is there without speculation too: it exports the steps.
+    Raises InvalidSpecError for a model name that would be read as a flag.
+    """
+    model = inputs.model
+    if model.name.startswith("-"):
+        raise InvalidSpecError(
+            f"spec.model.name is {model.name!r}, which vLLM reads as a flag: give a repository "
+            "name or an absolute path"
+        )
+    flags = {
+        "served-model-name": model.served_name,
+        "revision": model.revision,
+        "max-model-len": model.max_model_len,
+        "host": "0.0.0.0",
+        "port": metadata.ENGINE_PORT,
+        "tensor-parallel-size": inputs.engine.tensor_parallel_size,
+        "max-num-seqs": inputs.engine.max_num_seqs,
+        "speculative-config": _speculative_config(inputs),
+        "compilation-config": _compilation_config(inputs),
+        "scheduler-cls": SCHEDULER_FACTORY,
+        "shutdown-timeout": drain_seconds(inputs),
+    }
+    managed = [f"--{flag}={value}" for flag, value in flags.items() if value is not None]
+    return [model.name, *managed, *inputs.engine.extra_args]
+
+
+def drain_seconds(inputs: v1alpha1.RevisionInputs) -> int:
+    """Return the drain time in whole seconds, rounded up: 0 would abort every request."""
+    return math.ceil(v1alpha1.parse_duration(inputs.engine.drain_timeout).total_seconds())
+
+
+def _speculative_config(inputs: v1alpha1.RevisionInputs) -> str | None:
+    speculation = inputs.speculation
+    if speculation is None:
+        return None
+    config: dict[str, object] = {
+        "method": speculation.method.value,
+        "num_speculative_tokens": speculation.num_speculative_tokens,
+    }
+    if speculation.draft_model is not None:
+        config["model"] = speculation.draft_model
+    if engine.has_live_table(inputs):
+        config["num_speculative_tokens_per_batch_size"] = table.build_start_table(
+            lever.envelope_of(speculation), inputs.engine.max_num_seqs
+        )
+    # Absent where off: engines that do not know the field refuse it.
+    if speculation.adaptive_verification is v1alpha1.Switch.ENABLED:
+        config["enable_adaptive_verification"] = True
+    return _compact(config)
+
+
+def _compilation_config(inputs: v1alpha1.RevisionInputs) -> str | None:
+    if inputs.speculation is None:
+        return None
+    return _compact({"cudagraph_mode": inputs.speculation.cudagraph_mode.value})
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
