@@ -28,6 +28,15 @@ ShortString = Annotated[str, StringConstraints(min_length=1, max_length=512)]
 ObjectName = Annotated[
     str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=253)
 ]
+FolderPath = Annotated[str, StringConstraints(pattern=r"^/", max_length=1024)]
+QuantityNumber = Annotated[int, Field(ge=0)]
+QuantityText = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^[0-9]+([.][0-9]+)?(m|[kMGTPE]|[KMGTPE]i|[eE][0-9]+)?$", max_length=64
+    ),
+]
+Quantities = dict[str, QuantityNumber | QuantityText]
 
 
 def parse_duration(text: str) -> timedelta:
@@ -69,7 +78,9 @@ class ModelCache(ApiModel):
     claim_name: ObjectName | None = Field(
         None, description="A PersistentVolumeClaim, shared by all revisions."
     )
-    host_path: ShortString | None = Field(None, description="A folder on every node.")
+    host_path: FolderPath | None = Field(
+        None, description="A folder on every node, as an absolute path."
+    )
     empty_dir: bool | None = Field(
         None, description="Download to the pod's own disk at each start (the default)."
     )
@@ -102,16 +113,26 @@ class LiveTable(StrEnum):
 class EnvVar(ApiModel):
     """An environment variable of the engine; a value or a reference as in a Pod."""
 
-    name: Annotated[str, StringConstraints(pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$", max_length=256)]
-    value: Annotated[str, StringConstraints(max_length=4096)] | None = None
-    value_from: dict[str, Any] | None = None
+    name: Annotated[
+        str, StringConstraints(pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$", max_length=256)
+    ] = Field(description="Name of the variable.")
+    value: Annotated[str, StringConstraints(max_length=4096)] | None = Field(
+        None, description="Its value."
+    )
+    value_from: dict[str, Any] | None = Field(
+        None, description="Where its value comes from, as in a Pod; instead of value."
+    )
 
 
 class Resources(ApiModel):
     """Compute resources of the engine container, as in a Pod."""
 
-    requests: dict[str, str | int] = Field(default_factory=dict)
-    limits: dict[str, str | int] = Field(default_factory=dict)
+    requests: Quantities = Field(
+        default_factory=dict, description="What the scheduler sets aside for the container."
+    )
+    limits: Quantities = Field(
+        default_factory=dict, description="What the container may use at most."
+    )
 
 
 class Engine(ApiModel):
@@ -263,8 +284,10 @@ class Strategy(StrEnum):
 class LiveSoak(ApiModel):
     """How long a live change is watched before it is kept."""
 
-    min_duration: Duration = "2m"
-    min_steps: int = Field(200, ge=1, le=100_000_000)
+    min_duration: Duration = Field("2m", description="Shortest time under the change.")
+    min_steps: int = Field(
+        200, ge=1, le=100_000_000, description="Fewest engine steps under the change."
+    )
 
 
 class Rollout(ApiModel):
@@ -285,7 +308,10 @@ class Rollout(ApiModel):
         False, description="Lets a change replace the only pod of an object with one replica."
     )
     cooldown: Duration = Field("10m", description="Rest after each live change of the table.")
-    live_soak: LiveSoak = Field(default_factory=LiveSoak)
+    live_soak: LiveSoak = Field(
+        default_factory=LiveSoak,
+        description="How long a live change of the table is watched before it is kept.",
+    )
     paused: bool = Field(False, description="Hold every change but the answer to a fault.")
 
 
@@ -301,22 +327,25 @@ class Faults(ApiModel):
 
     on_illegal_memory_access: OnIllegalMemoryAccess = Field(
         OnIllegalMemoryAccess.SPEC_OFF,
-        description="SpecOff: stop speculation at once and roll to speculation off.",
+        description="SpecOff: stop speculation at once and roll to speculation off. Report: say so "
+        "and leave it running.",
     )
 
 
 class Spec(ApiModel):
     """The wanted state."""
 
-    model: Model
+    model: Model = Field(description="The target model.")
     replicas: int = Field(1, ge=0, le=10_000, description="Engine pods.")
-    engine: Engine = Field(default_factory=Engine)
+    engine: Engine = Field(
+        default_factory=Engine, description="The vLLM engine: image, arguments, pod."
+    )
     speculation: Speculation | None = Field(
         None, description="Speculative decoding; served without it where absent."
     )
-    tuning: Tuning = Field(default_factory=Tuning)
-    rollout: Rollout = Field(default_factory=Rollout)
-    faults: Faults = Field(default_factory=Faults)
+    tuning: Tuning = Field(default_factory=Tuning, description="What the tuner may do.")
+    rollout: Rollout = Field(default_factory=Rollout, description="How changes reach the pods.")
+    faults: Faults = Field(default_factory=Faults, description="How faults are answered.")
 
 
 class RevisionInputs(ApiModel):
@@ -353,12 +382,20 @@ class Phase(StrEnum):
 class Condition(ApiModel):
     """A condition as in every Kubernetes resource."""
 
-    type: Annotated[str, StringConstraints(max_length=64)]
-    status: Annotated[str, StringConstraints(pattern=r"^(True|False|Unknown)$", max_length=8)]
-    reason: Annotated[str, StringConstraints(max_length=64)]
-    message: Annotated[str, StringConstraints(max_length=1024)] = ""
-    observed_generation: int = 0
-    last_transition_time: datetime
+    type: Annotated[str, StringConstraints(max_length=64)] = Field(
+        description="What the condition is about."
+    )
+    status: Annotated[str, StringConstraints(pattern=r"^(True|False|Unknown)$", max_length=8)] = (
+        Field(description="True, False or Unknown.")
+    )
+    reason: Annotated[str, StringConstraints(max_length=64)] = Field(
+        description="Why, as one word for machines."
+    )
+    message: Annotated[str, StringConstraints(max_length=1024)] = Field(
+        "", description="Why, as a sentence for people."
+    )
+    observed_generation: int = Field(0, description="Generation of the object that this speaks of.")
+    last_transition_time: datetime = Field(description="When status last flipped.")
 
 
 Rows = list[list[int]]
@@ -367,70 +404,86 @@ Rows = list[list[int]]
 class ActiveStatus(ApiModel):
     """What the operator wants now."""
 
-    revision: str = ""
+    revision: str = Field("", description="Revision that serves, or is being rolled out.")
     table: str = Field("", description="The K-table in short: `7x16,3x64,1`.")
     k_table: Rows = Field(default_factory=list, description="[first batch, last batch, K].")
-    num_speculative_tokens: int | None = None
-    adaptive_verification: str = ""
-    cudagraph_mode: str = ""
+    num_speculative_tokens: int | None = Field(
+        None, description="The largest K; absent with speculation off."
+    )
+    adaptive_verification: str = Field(
+        "", description="Enabled or Disabled; empty with speculation off."
+    )
+    cudagraph_mode: str = Field(
+        "", description="What CUDA graphs record; empty with speculation off."
+    )
     speculation: str = Field("", description="On or Off.")
 
 
 class EffectiveStatus(ApiModel):
     """What the engines say they run."""
 
-    table_generation: int | None = None
-    pods_at_table: int = 0
-    pods_live: int = 0
-    cudagraph_mode: str = ""
-    engine_version: str = ""
-    method: str = ""
+    table_generation: int | None = Field(
+        None, description="Smallest generation of the table that an engine reports."
+    )
+    pods_at_table: int = Field(0, description="Engines that report the wanted table.")
+    pods_live: int = Field(0, description="Engines whose K follows a live table.")
+    cudagraph_mode: str = Field("", description="What CUDA graphs record, as the engines say.")
+    engine_version: str = Field("", description="vLLM's version, as the engines say.")
+    method: str = Field(
+        "", description="How tokens are drafted, as the engines say; `none` with speculation off."
+    )
 
 
 class EstimateStatus(ApiModel):
     """What was measured last."""
 
     batch: int | None = Field(None, description="Batch bucket with most of the time now.")
-    mean_acceptance_length: float | None = None
+    mean_acceptance_length: float | None = Field(
+        None, description="Tokens per draft and request: 1 + accepted / drafts."
+    )
     acceptance: list[float] = Field(
         default_factory=list, description="Share of drafts accepted up to each position."
     )
-    goodput_tokens_per_second: float | None = None
-    tokens_per_second_per_user: float | None = None
+    goodput_tokens_per_second: float | None = Field(
+        None, description="Tokens emitted per second of busy time, per engine."
+    )
+    tokens_per_second_per_user: float | None = Field(
+        None, description="Tokens per second that one request gets."
+    )
     versus_spec_off_percent: str = Field(
         "unknown", description="Gain over speculation off; `unknown` where it was not measured."
     )
-    measured_at: datetime | None = None
+    measured_at: datetime | None = Field(None, description="When this was measured.")
 
 
 class CellStatus(ApiModel):
     """Goodput of one K at one batch bucket, as the tuner measured it."""
 
-    batch: int
-    k: int
-    tokens_per_second: float
-    mean_batch: float
-    steps: int
+    batch: int = Field(description="Upper bound of the batch bucket.")
+    k: int = Field(description="Draft tokens per request.")
+    tokens_per_second: float = Field(description="Goodput of the cell.")
+    mean_batch: float = Field(description="Mean batch size within the bucket.")
+    steps: int = Field(description="Engine steps that were counted.")
     step_seconds: float | None = Field(None, description="Mean wall time of a step.")
     acceptance: float | None = Field(
         None, description="Acceptance at the first position when it was measured."
     )
-    measured_at: datetime
+    measured_at: datetime = Field(description="When the cell was measured.")
 
 
 class ExperimentStatus(ApiModel):
     """The live change that is being tried."""
 
-    id: str
-    lever: str
-    batch: int
-    from_k: int
-    to_k: int
-    from_rows: Rows
-    to_rows: Rows
-    baseline_tokens_per_second: float
-    baseline_mean_batch: float
-    started_at: datetime
+    id: str = Field(description="Name of the experiment.")
+    lever: str = Field(description="What is being changed.")
+    batch: int = Field(description="Upper bound of the batch bucket whose K is changed.")
+    from_k: int = Field(description="K before the change.")
+    to_k: int = Field(description="K that is tried.")
+    from_rows: Rows = Field(description="Table before the change: [first batch, last batch, K].")
+    to_rows: Rows = Field(description="Table that is tried.")
+    baseline_tokens_per_second: float = Field(description="Goodput before the change.")
+    baseline_mean_batch: float = Field(description="Mean batch size at which that was measured.")
+    started_at: datetime = Field(description="When the table was written.")
     judged_from: datetime | None = Field(
         None, description="When every engine reported the table; the block is counted from here."
     )
@@ -439,94 +492,108 @@ class ExperimentStatus(ApiModel):
 class RecommendationStatus(ApiModel):
     """What the tuner would do in mode Auto."""
 
-    table: str
-    k_table: Rows
-    expected_gain_percent: float
-    why: str
-    at: datetime
+    table: str = Field(description="The recommended table in short.")
+    k_table: Rows = Field(description="The recommended table: [first batch, last batch, K].")
+    expected_gain_percent: float = Field(description="Expected gain in goodput.")
+    why: str = Field(description="The numbers behind it.")
+    at: datetime = Field(description="When it was made.")
 
 
 class TuningStatus(ApiModel):
     """The tuner's memory: with it a restarted operator goes on."""
 
     spec_table: str = Field("", description="The kTable from which tuning started, in short.")
-    rows: Rows = Field(default_factory=list)
-    cells: list[CellStatus] = Field(default_factory=list)
-    last_change_at: datetime | None = None
-    recommendation: RecommendationStatus | None = None
+    rows: Rows = Field(
+        default_factory=list, description="The tuned table: [first batch, last batch, K]."
+    )
+    cells: list[CellStatus] = Field(default_factory=list, description="Measured cells.")
+    last_change_at: datetime | None = Field(None, description="When the table was last changed.")
+    recommendation: RecommendationStatus | None = Field(
+        None, description="What the tuner would do in mode Auto."
+    )
 
 
 class RolloutStatus(ApiModel):
     """The restart change that is under way."""
 
-    change: str
-    from_revision: str
-    to_revision: str
-    started_at: datetime
+    change: str = Field(description="What is being changed.")
+    from_revision: str = Field(description="Revision that is leaving.")
+    to_revision: str = Field(description="Revision that is coming.")
+    started_at: datetime = Field(description="When the change began.")
 
 
 class FaultRecord(ApiModel):
     """One terminated engine and what was made of it."""
 
-    pod: str
-    pod_uid: str
-    container: str
-    restart_count: int
-    revision: str
-    node: str = ""
-    fault_class: str = Field(alias="class", default="")
-    action: str
+    pod: str = Field(description="Name of the pod.")
+    pod_uid: str = Field(description="Uid of the pod.")
+    container: str = Field(description="Name of the container.")
+    restart_count: int = Field(description="Restarts of the container before this end.")
+    revision: str = Field(description="Revision of the pod.")
+    node: str = Field("", description="Node of the pod.")
+    fault_class: str = Field(alias="class", default="", description="Class of the fault.")
+    action: str = Field(description="What was done about it.")
     line: str = Field("", description="First fatal line, redacted.")
-    exit_code: int | None = None
-    uptime_seconds: float | None = None
-    at: datetime
+    exit_code: int | None = Field(None, description="Exit code of the container.")
+    uptime_seconds: float | None = Field(None, description="How long the container ran.")
+    at: datetime = Field(description="When the container ended.")
 
 
 class HandledTermination(ApiModel):
     """A termination that was answered already; kept while its pod is there."""
 
-    pod_uid: str
-    container: str
-    restart_count: int
+    pod_uid: str = Field(description="Uid of the pod.")
+    container: str = Field(description="Name of the container.")
+    restart_count: int = Field(description="Restarts of the container before this end.")
 
 
 class FaultsStatus(ApiModel):
     """Faults of this object."""
 
-    counts: dict[str, int] = Field(default_factory=dict)
-    last: FaultRecord | None = None
-    handled: list[HandledTermination] = Field(default_factory=list)
+    counts: dict[str, int] = Field(
+        default_factory=dict, description="How often each class of fault was seen."
+    )
+    last: FaultRecord | None = Field(None, description="The latest fault.")
+    handled: list[HandledTermination] = Field(
+        default_factory=list, description="Terminations that were answered already."
+    )
 
 
 class Fingerprint(ApiModel):
     """A configuration as quarantine knows it."""
 
-    image: str
-    engine_version: str = ""
-    method: str
-    draft_model: str = ""
-    cudagraph_mode: str
-    adaptive_verification: str
-    num_speculative_tokens: int
+    image: str = Field(description="Engine image.")
+    engine_version: str = Field("", description="vLLM's version.")
+    method: str = Field(description="How tokens are drafted.")
+    draft_model: str = Field("", description="The drafter.")
+    cudagraph_mode: str = Field(description="What CUDA graphs record.")
+    adaptive_verification: str = Field(description="Enabled or Disabled.")
+    num_speculative_tokens: int = Field(description="The largest K.")
 
 
 class QuarantineEntry(ApiModel):
     """A configuration that crashed and is not started again by itself."""
 
-    fingerprint: Fingerprint
-    revision: str
-    at: datetime
-    evidence: FaultRecord
+    fingerprint: Fingerprint = Field(description="The configuration.")
+    revision: str = Field(description="Revision that crashed.")
+    at: datetime = Field(description="When it crashed.")
+    evidence: FaultRecord = Field(description="The crash.")
 
 
 class FallStatus(ApiModel):
     """The fall to speculation off: its times."""
 
-    detected_at: datetime
-    kill_switch_at: datetime | None = None
-    spec_off_at: datetime | None = None
-    recovered_at: datetime | None = None
-    from_revision: str
+    detected_at: datetime = Field(description="When the pod's status showed the fault.")
+    kill_switch_at: datetime | None = Field(
+        None, description="When the kill switch was written for every pod."
+    )
+    spec_off_at: datetime | None = Field(
+        None, description="When the first pod with speculation off was created."
+    )
+    recovered_at: datetime | None = Field(
+        None, description="When every wanted pod was ready with speculation off."
+    )
+    from_revision: str = Field(description="Revision that crashed.")
     user_levers: str = Field(
         "", description="Digest of the user's levers at the fall; an edit of them ends it."
     )
@@ -537,20 +604,37 @@ class Status(ApiModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    observed_generation: int = 0
-    phase: Phase = Phase.PENDING
-    conditions: list[Condition] = Field(default_factory=list)
-    replicas: int = 0
-    ready_replicas: int = 0
+    observed_generation: int = Field(
+        0, description="Generation of the object that this status speaks of."
+    )
+    phase: Phase = Field(Phase.PENDING, description="Where the object stands.")
+    conditions: list[Condition] = Field(
+        default_factory=list, description="Conditions, each with its reason."
+    )
+    replicas: int = Field(0, description="Engine pods of all revisions.")
+    ready_replicas: int = Field(0, description="Engine pods that are ready.")
     ready: str = Field("", description="Ready and wanted pods: `3/4`.")
-    selector: str = ""
-    mode: str = ""
-    active: ActiveStatus = Field(default_factory=ActiveStatus)
-    effective: EffectiveStatus = Field(default_factory=EffectiveStatus)
-    estimate: EstimateStatus = Field(default_factory=EstimateStatus)
-    experiment: ExperimentStatus | None = None
-    rollout: RolloutStatus | None = None
-    tuning: TuningStatus = Field(default_factory=TuningStatus)
-    quarantine: list[QuarantineEntry] = Field(default_factory=list)
-    fall: FallStatus | None = None
-    faults: FaultsStatus = Field(default_factory=FaultsStatus)
+    selector: str = Field(
+        "", description="Label selector of the engine pods, for the scale subresource."
+    )
+    mode: str = Field("", description="Tuning mode in force.")
+    active: ActiveStatus = Field(
+        default_factory=ActiveStatus, description="What the operator wants now."
+    )
+    effective: EffectiveStatus = Field(
+        default_factory=EffectiveStatus, description="What the engines say they run."
+    )
+    estimate: EstimateStatus = Field(
+        default_factory=EstimateStatus, description="What was measured last."
+    )
+    experiment: ExperimentStatus | None = Field(
+        None, description="The live change that is being tried."
+    )
+    rollout: RolloutStatus | None = Field(None, description="The restart change that is under way.")
+    tuning: TuningStatus = Field(default_factory=TuningStatus, description="The tuner's memory.")
+    quarantine: list[QuarantineEntry] = Field(
+        default_factory=list,
+        description="Configurations that crashed and are not started again by themselves.",
+    )
+    fall: FallStatus | None = Field(None, description="The fall to speculation off: its times.")
+    faults: FaultsStatus = Field(default_factory=FaultsStatus, description="Faults of this object.")
