@@ -1,0 +1,50 @@
+"""Fixtures shared by the integration and end-to-end tests."""
+
+import re
+import uuid
+from collections.abc import Iterator
+
+import kubernetes
+import pytest
+
+from tests.support.cluster import LocalCluster, build_binary, is_external, wait_for
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Compile the cluster before any test's own time limit runs."""
+    if session.config.option.collectonly or is_external():
+        return
+    if any("cluster" in getattr(item, "fixturenames", ()) for item in session.items):
+        build_binary()
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[LocalCluster]:
+    """A running cluster of three nodes with one GPU each; or the user's own."""
+    with LocalCluster() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def core(cluster: LocalCluster) -> kubernetes.client.CoreV1Api:
+    """The core API, as administrator."""
+    return kubernetes.client.CoreV1Api(
+        kubernetes.config.new_client_from_config(str(cluster.kubeconfig))
+    )
+
+
+@pytest.fixture
+def namespace(
+    request: pytest.FixtureRequest, core: kubernetes.client.CoreV1Api
+) -> Iterator[str]:
+    """A namespace of the test's own, with its default ServiceAccount; deleted afterwards."""
+    test = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower())[:40].strip("-")
+    name = f"{test}-{uuid.uuid4().hex[:6]}"
+    core.create_namespace({"metadata": {"name": name}})
+    # Pods are refused until the controller manager has made their ServiceAccount.
+    wait_for(
+        lambda: core.list_namespaced_service_account(name).items,
+        what=f"the default ServiceAccount of {name}",
+    )
+    yield name
+    core.delete_namespace(name)

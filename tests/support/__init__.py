@@ -1,0 +1,1 @@
+"""Real parts for the tests: what a test starts, looks at and stops."""
