@@ -6,7 +6,6 @@ in the way of an urgent pass; the cluster is read again under the lock.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -88,9 +87,7 @@ class Observer:
             for item in self.kube.list_owned(key.namespace, "Deployment", selector)
             if (revision := deployment.read_deployment(item)) is not None
         ]
-        config_map = self.kube.get(
-            "v1", "ConfigMap", key.namespace, metadata.tables_name(key.name)
-        )
+        config_map = self.kube.get("v1", "ConfigMap", key.namespace, metadata.tables_name(key.name))
         seen_pods = [
             self._with_log(key, pod, target.status, urgent=urgent)
             for pod in self._observe_pods(key)
@@ -147,25 +144,36 @@ class Observer:
                 Reason.NOT_CONFIGURED, "the operator was given no Prometheus address"
             )
         now = self.clock()
-        window = self._choose_window(status, now)
+        if not names:
+            return MetricsAbsent(Reason.NO_READY_PODS, "no engine is there yet")
+        seconds = int(self._choose_window(status, now).total_seconds())
+        labels = queries.Labels(
+            self.settings.namespace_label,
+            self.settings.pod_label,
+            self.settings.prometheus_matchers,
+        )
         query = queries.engine_samples(
-            key.namespace, f"{re.escape(key.name)}-.*", window.total_seconds()
+            key.namespace, queries.pods_regex(names), seconds, labels=labels
         )
         try:
             found = self.prometheus.query_range_vector(query, now)
         except errors.OperatorError as error:
             return MetricsAbsent(Reason.PROMETHEUS_UNAVAILABLE, str(error))
         end = now.timestamp()
-        series = tuple(s for s in found if self._pod_of(s) in names)
-        return MetricsSamples(end - window.total_seconds(), end, series)
+        return MetricsSamples(end - seconds, end, tuple(self._name_pod(s) for s in found))
 
-    def _pod_of(self, series: Series) -> str:
-        return series.labels.get("pod", "")
+    def _name_pod(self, series: Series) -> Series:
+        """Estimators know the pod's label as `pod`, whatever this Prometheus calls it."""
+        if self.settings.pod_label == "pod":
+            return series
+        return replace(
+            series, labels={**series.labels, "pod": series.labels[self.settings.pod_label]}
+        )
 
     def _choose_window(self, status: Status, now: datetime) -> timedelta:
         """Reach back over an open block, and over a cycle otherwise, two scrapes more."""
-        margin = timedelta(seconds=2 * self.settings.scrape_interval_seconds)
-        back = timedelta(seconds=self.settings.cycle_seconds)
+        margin = 2 * self.settings.scrape_interval
+        back = self.settings.cycle
         if status.experiment is not None:
             begun = status.experiment.judged_from or status.experiment.started_at
             back = max(back, now - begun)

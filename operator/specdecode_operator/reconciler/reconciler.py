@@ -40,7 +40,7 @@ class Reconciler:
     ) -> None:
         self._observer = Observer(kube, prometheus, engines, config, clock)
         self._actor = Actor(kube)
-        self._cycle = timedelta(seconds=config.cycle_seconds)
+        self._cycle = config.cycle
         self._telemetry = telemetry
         self._locks: dict[ObjectKey, threading.Lock] = {}
         self._locks_guard = threading.Lock()
@@ -54,6 +54,7 @@ class Reconciler:
         with self._lock_of(key):
             seen = self._observer.observe(key, slow, urgent=urgent)
             if seen is None or seen.target.deleting:
+                self._forget(key)
                 return None
             decision = cycle.decide(seen, cycle=self._cycle)
             self._actor.act(seen, decision)
@@ -64,6 +65,10 @@ class Reconciler:
     def _lock_of(self, key: ObjectKey) -> threading.Lock:
         with self._locks_guard:
             return self._locks.setdefault(key, threading.Lock())
+
+    def _forget(self, key: ObjectKey) -> None:
+        with self._locks_guard:
+            self._locks.pop(key, None)
 
     def _tell(self, seen: Observation, decision: Decision) -> None:
         for event in decision.events:

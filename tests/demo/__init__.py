@@ -1,0 +1,1 @@
+"""The demo: the operator tunes a real engine under a changing load, then falls safely."""

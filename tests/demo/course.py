@@ -1,0 +1,327 @@
+"""The course that the demo shows and the end-to-end test checks: loads, fixed K, the fault.
+
+Everything in the report was measured. At each load the tuner converges in mode Auto; then its
+table and each fixed K are measured in turn, in drawn order, as kTable edits in mode Off, so that
+all of them meet the same load and the same state of the machine. The tuner learns nothing from
+that: in mode Off it keeps still, and what was measured before mode Auto came back is not used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from specdecode_load import BackgroundLoop, Lengths, Measurement, Workload, probe
+from specdecode_operator.domain.table import bucket_of
+from tests.support.objects import PodWatch
+from tests.support.stack import Stack
+from tests.support.waiting import wait_until
+
+NAME = "chat"
+START_TABLE = [{"minBatch": 1, "k": 3}]
+START_SECONDS = 420.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a course does: loads in streams, fixed K, and how long things may take, in seconds."""
+
+    loads: Sequence[int]
+    fixed: Sequence[int]
+    pair: str = "high"
+    rounds: int = 2
+    measure_seconds: float = 6.0
+    settle_seconds: float = 1.0
+    converge_seconds: float = 240.0
+    seed: int = 1
+
+
+@dataclass
+class Stage:
+    """One load: the table that the tuner chose, and what it and each fixed K reached, in tok/s."""
+
+    streams: int
+    table: str
+    rows: list[dict[str, int]]
+    converge_seconds: float
+    tuned: float | None = None
+    fixed: dict[int, float] = field(default_factory=dict)
+    pays: bool = True
+
+
+@dataclass
+class Report:
+    """What a course measured; None is not measured."""
+
+    engine: str
+    stages: list[Stage] = field(default_factory=list)
+    off: dict[int, float] = field(default_factory=dict)
+    kill_switch_seconds: float | None = None
+    first_spec_off_pod_seconds: float | None = None
+    recovered_seconds: float | None = None
+    requests: int = 0
+    errors: int = 0
+    engine_restarts: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Render as `.build/demo.json` holds it."""
+        return {
+            "schema": 1,
+            "engine": self.engine,
+            "stages": [
+                {
+                    "streams": s.streams,
+                    "tuned": _round(s.tuned),
+                    "table": s.table,
+                    "convergeSeconds": round(s.converge_seconds, 1),
+                }
+                for s in self.stages
+            ],
+            "fixed": {
+                str(s.streams): {str(k): _round(v) for k, v in sorted(s.fixed.items())}
+                for s in self.stages
+                if s.fixed
+            },
+            "off": {str(streams): _round(v) for streams, v in self.off.items()},
+            "fault": {
+                "killSwitchSeconds": _round(self.kill_switch_seconds, 3),
+                "firstSpecOffPodSeconds": _round(self.first_spec_off_pod_seconds, 3),
+                "recoveredSeconds": _round(self.recovered_seconds),
+            },
+            "requests": self.requests,
+            "errors": self.errors,
+            "engineRestarts": self.engine_restarts,
+        }
+
+    def write(self, path: Path) -> None:
+        """Write the JSON file."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(self.to_json(), indent=2) + "\n")
+
+    def ratios(self) -> dict[int, float]:
+        """Tuned ÷ best fixed K at each load."""
+        return {
+            s.streams: s.tuned / max(s.fixed.values())
+            for s in self.stages
+            if s.tuned is not None and s.fixed
+        }
+
+    def geometric_means(self) -> dict[str, float]:
+        """Geometric mean over the loads of the tuned table (`tuned`) and of each fixed K."""
+        stages = [s for s in self.stages if s.tuned is not None and s.fixed]
+        arms: dict[str, list[float]] = {"tuned": [s.tuned or 0.0 for s in stages]}
+        for k in stages[0].fixed if stages else ():
+            arms[str(k)] = [s.fixed[k] for s in stages]
+        return {arm: math.exp(mean(math.log(v) for v in values)) for arm, values in arms.items()}
+
+
+def _round(value: float | None, digits: int = 1) -> float | None:
+    return None if value is None else round(value, digits)
+
+
+class Course:
+    """Runs a plan on a running stack; `tell` gets a line at each step."""
+
+    def __init__(self, stack: Stack, plan: Plan, *, tell: Callable[[str], None] = print) -> None:
+        self._stack = stack
+        self._plan = plan
+        self._tell = tell
+        self._chance = random.Random(plan.seed)
+        self.report = Report(engine=stack.engine.name)
+        self.loop: BackgroundLoop
+        self.watch = PodWatch(stack.objects, NAME)
+
+    def run(self) -> Report:
+        """Run everything: start, loads, fault, speculation off."""
+        with self.watch:
+            self.start()
+            with self._start_load() as self.loop:
+                window = self.loop.start_window()
+                for number, streams in enumerate(self._plan.loads):
+                    again = streams in self._plan.loads[:number]
+                    self.tune(streams, measure_fixed=not again)
+                total = window.stop()
+                self.report.requests, self.report.errors = total.requests, total.error_count
+                self.report.engine_restarts = sum(self.watch.restarts.values())
+                self.fall()
+                for streams in sorted(set(self._plan.loads)):
+                    self.report.off[streams] = self._measure_off(streams)
+        return self.report
+
+    def start(self) -> None:
+        """Apply the object and wait until its engine serves."""
+        objects = self._stack.objects
+        objects.apply(NAME, self._stack.build_spec(self._plan.pair, k_table=START_TABLE))
+        began = time.monotonic()
+        self._tell(f"applied {NAME}: waiting for the engine")
+        wait_until(self._is_ready, what=f"{NAME} Ready", seconds=START_SECONDS, pause_seconds=0.5)
+        objects.wait_condition(NAME, "TableApplied", seconds=60)
+        self._tell(f"Ready after {time.monotonic() - began:.0f} s")
+
+    def _is_ready(self) -> bool:
+        self._stack.operator.check_alive()
+        return self._stack.objects.condition(NAME, "Ready").get("status") == "True"
+
+    def _start_load(self) -> BackgroundLoop:
+        url = self._stack.cluster.service_url("default", NAME)
+        target = asyncio.run(probe(url))
+        workload = Workload(prompt=Lengths("fixed", 32), output=Lengths("fixed", 64), seed=7)
+        return BackgroundLoop(target, workload, streams=self._plan.loads[0])
+
+    # -------------------------------------------------------------------------- loads
+
+    def tune(self, streams: int, *, measure_fixed: bool) -> Stage:
+        """Hold a load until the tuner has nothing left to try; then measure."""
+        self._tell(f"load: {streams} streams")
+        self.loop.set_concurrency(streams)
+        began = time.time()
+        status = self._wait_converged(streams, began)
+        rows = [{"minBatch": first, "k": k} for first, _, k in status["active"]["kTable"]]
+        stage = Stage(
+            streams=streams,
+            table=status["active"]["table"],
+            rows=rows,
+            converge_seconds=time.time() - began,
+            pays=_tuned_reason(status) != "SpeculationDoesNotPay",
+        )
+        self._tell(
+            f"  {_tuned_reason(status)} after {stage.converge_seconds:.0f} s: table {stage.table}"
+        )
+        self.report.stages.append(stage)
+        if measure_fixed:
+            self._measure_arms(stage)
+        else:
+            stage.tuned = self._measure().tokens_per_second
+        return stage
+
+    def _wait_converged(self, streams: int, since: float) -> dict[str, Any]:
+        bucket = bucket_of(streams)
+
+        def is_converged(status: dict[str, Any]) -> bool:
+            estimate = status.get("estimate") or {}
+            fresh = _seconds(estimate.get("measuredAt")) > since + self._plan.settle_seconds
+            done = _tuned_reason(status) in ("Converged", "SpeculationDoesNotPay")
+            return fresh and done and estimate.get("batch") == bucket and _is_applied(status)
+
+        return self._stack.objects.wait_status(
+            NAME,
+            is_converged,
+            what=f"converged at {streams} streams",
+            seconds=self._plan.converge_seconds,
+        )
+
+    def _measure_arms(self, stage: Stage) -> None:
+        """Measure the tuned table and each fixed K in turn, in mode Off, in drawn order."""
+        arms: dict[str, list[dict[str, int]]] = {"tuned": stage.rows}
+        arms |= {str(k): [{"minBatch": 1, "k": k}] for k in self._plan.fixed}
+        figures: dict[str, list[float]] = {arm: [] for arm in arms}
+        for _ in range(self._plan.rounds):
+            for arm in self._chance.sample(sorted(arms), k=len(arms)):
+                self._put_in_force(arms[arm])
+                figures[arm].append(self._measure().tokens_per_second)
+        stage.tuned = mean(figures.pop("tuned"))
+        stage.fixed = {int(k): mean(values) for k, values in figures.items()}
+        shown = "  ".join(f"K={k} {v:.0f}" for k, v in sorted(stage.fixed.items()))
+        self._tell(f"  tok/s: tuned {stage.tuned:.0f}  {shown}")
+        self._stack.objects.edit(
+            NAME, {"tuning": {"mode": "Auto"}, "speculation": {"kTable": START_TABLE}}
+        )
+        self._wait_in_force(stage.table)
+
+    def _put_in_force(self, rows: list[dict[str, int]]) -> None:
+        objects = self._stack.objects
+        objects.edit(NAME, {"tuning": {"mode": "Off"}, "speculation": {"kTable": rows}})
+        self._wait_in_force(_compact(rows))
+
+    def _wait_in_force(self, table: str) -> None:
+        objects = self._stack.objects
+        generation = objects.read(NAME)["metadata"]["generation"]
+        objects.wait_status(
+            NAME,
+            lambda s: (
+                s.get("observedGeneration", 0) >= generation
+                and s["active"]["table"] == table
+                and _is_applied(s)
+            ),
+            what=f"table {table} in force",
+        )
+
+    def _measure(self) -> Measurement:
+        """Measure for a while, after those requests that began under another table are few."""
+        time.sleep(self._plan.settle_seconds)
+        return self.loop.measure(self._plan.measure_seconds)
+
+    # -------------------------------------------------------------------------- fault
+
+    def fall(self) -> None:
+        """Plant an illegal memory access under load and wait for the answer."""
+        self.loop.set_concurrency(8)
+        self._tell("planting a CUDA illegal memory access in the engine's worker")
+        before = dict(self.watch.revisions)
+        self._stack.paths.plant.touch()
+        seen = self.watch.seen
+        crash = wait_until(
+            lambda: next((k for k in seen if "terminated" in k and k[0] in before), None),
+            what="the engine's end in its pod's status",
+            seconds=120,
+        )
+        crashed_at = seen[crash]
+        self._stack.paths.plant.unlink()
+        seconds = START_SECONDS
+        switch = wait_until(
+            lambda: seen.get((crash[0], "arm", "off")), what="the kill switch", seconds=30
+        )
+        self.report.kill_switch_seconds = max(0.0, switch - crashed_at)
+        pod = wait_until(
+            lambda: next((p for p in self.watch.revisions if p not in before), None),
+            what="the first pod without speculation",
+            seconds=60,
+        )
+        self.report.first_spec_off_pod_seconds = seen[(pod, "created")] - crashed_at
+        self._tell(
+            f"  kill switch after {self.report.kill_switch_seconds:.2f} s, first pod without "
+            f"speculation after {self.report.first_spec_off_pod_seconds:.2f} s"
+        )
+        self._stack.objects.wait_status(
+            NAME, lambda s: s.get("phase") == "Quarantined", what="Quarantined", seconds=seconds
+        )
+        self.report.recovered_seconds = seen[(pod, "ready")] - crashed_at
+        self._tell(f"  recovered without speculation after {self.report.recovered_seconds:.0f} s")
+
+    def _measure_off(self, streams: int) -> float:
+        self.loop.set_concurrency(streams)
+        figure = self._measure().tokens_per_second
+        self._tell(f"  speculation off, {streams} streams: {figure:.0f} tok/s")
+        return figure
+
+
+def _compact(rows: list[dict[str, int]]) -> str:
+    ends = [row["minBatch"] - 1 for row in rows[1:]]
+    parts = [f"{row['k']}x{end}" for row, end in zip(rows, ends, strict=False)]
+    return ",".join([*parts, str(rows[-1]["k"])])
+
+
+def _tuned_reason(status: dict[str, Any]) -> str:
+    return str(_condition(status, "Tuned").get("reason", ""))
+
+
+def _is_applied(status: dict[str, Any]) -> bool:
+    return bool(_condition(status, "TableApplied").get("status") == "True")
+
+
+def _condition(status: dict[str, Any], kind: str) -> dict[str, Any]:
+    found = (c for c in status.get("conditions") or [] if c["type"] == kind)
+    return next(found, {})
+
+
+def _seconds(text: str | None) -> float:
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() if text else 0.0
