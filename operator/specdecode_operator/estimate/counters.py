@@ -372,10 +372,12 @@ def _to_window(
         end=max(scrapes[-1] for _, scrapes in spans),
         pods=tuple(sorted({pod for pod, _ in spans})),
         cells=tuple(
-            CellDelta(*cell, **fields) for cell, fields in _by_cell(sums, STEP_COUNTERS).items()
+            CellDelta(batch, k, arm, **fields)
+            for (batch, k, arm), fields in _by_cell(sums, STEP_COUNTERS).items()
         ),
         mixed=tuple(
-            MixedDelta(*cell, **fields) for cell, fields in _by_cell(sums, MIXED_COUNTERS).items()
+            MixedDelta(batch, arm, **fields)
+            for (batch, arm), fields in _by_cell(sums, MIXED_COUNTERS).items()
         ),
         at_risk={cell[0]: sum_ for (name, cell), sum_ in sums.items() if name == AT_RISK_COUNTER},
         accepted={cell[0]: sum_ for (name, cell), sum_ in sums.items() if name == ACCEPTED_COUNTER},

@@ -1,0 +1,342 @@
+"""Which K to try next, which table to advise, and whether speculation pays at all.
+
+Everything stands on cells that were measured; the step-cost model fills in the rest. Its forecast
+for an unmeasured K is a *ratio* to the nearest measured K of the same batch bucket, so that what
+the model gets wrong about both cancels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from specdecode_operator.api.conditions import Reason
+from specdecode_operator.api.v1alpha1 import CellStatus
+from specdecode_operator.domain.table import Envelope, KTable, bucket_first, bucket_of
+from specdecode_operator.estimate.acceptance import Survival, mean_acceptance_length
+from specdecode_operator.estimate.counters import NoEstimate
+from specdecode_operator.estimate.goodput import Rate, compare_at_equal_batch
+from specdecode_operator.estimate.step_cost import StepCost, StepTime, fit_step_cost
+
+# A cell is out of date when the load or the acceptance has moved by more than this.
+_MOVED_ACCEPTANCE: Final = 0.05
+_MOVED_BATCH: Final = 0.30
+
+# A K is tried beside one that is at most this much worse than the K in force: one bad block or a
+# dent in the landscape does not hide what lies beyond it.
+_NEAR: Final = 0.90
+# An untried K that a model to be relied on puts this far below the K in force is not tried.
+_HOPELESS: Final = 0.85
+
+# A model is relied on from this many cells, K values and this fit on.
+_MIN_CELLS: Final = 3
+_MIN_KS: Final = 2
+_MAX_MODEL_ERROR: Final = 0.15
+
+# Guesses that choose the direction of the first step, where nothing better is known.
+_GUESSED_HAZARD: Final = 0.7
+_GUESSED_TOKEN_COST: Final = 1 / 128
+_GUESSED_DRAFT_COST: Final = 0.06
+
+# In an advised table a further row must be worth this much goodput (log) at its batch.
+_ROW_PRICE: Final = 0.01
+
+
+@dataclass(frozen=True)
+class Present:
+    """What runs now at one batch bucket, and everything known around it.
+
+    `survival` is None where no acceptance was seen (K=0, no drafts yet).
+    """
+
+    batch: int
+    k: int
+    rate: Rate
+    survival: Survival | None
+    cells: tuple[CellStatus, ...]
+    envelope: Envelope
+    min_k: int
+
+    @property
+    def acceptance(self) -> float | None:
+        """Acceptance at the first position."""
+        return self.survival.first if self.survival else None
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Goodput of one K at the present batch: measured, or by a model to be relied on or not."""
+
+    k: int
+    tokens_per_second: float
+    measured: bool
+    reliable: bool
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A table to be recommended; the gain is over the batches whose goodput is known."""
+
+    table: KTable
+    gain_percent: float
+    why: str
+
+
+@dataclass(frozen=True)
+class Payoff:
+    """Whether the best K above 0 beats K=0 at the present batch, in words with the numbers."""
+
+    pays: bool
+    message: str
+
+
+def is_fresh(cell: CellStatus, *, mean_batch: float, acceptance: float | None) -> bool:
+    """Tell whether a cell still speaks for the present load and acceptance."""
+    if not _is_usable(cell):
+        return False
+    same_acceptance = (
+        acceptance is None
+        or cell.acceptance is None
+        or abs(acceptance - cell.acceptance) <= _MOVED_ACCEPTANCE
+    )
+    return same_acceptance and abs(mean_batch / cell.mean_batch - 1) <= _MOVED_BATCH
+
+
+def fit_cells(cells: Iterable[CellStatus]) -> StepCost | NoEstimate:
+    """Fit the step-cost model to the cells that hold a step time."""
+    return fit_step_cost(
+        StepTime(batch=c.mean_batch, k=c.k, seconds=c.step_seconds, steps=c.steps)
+        for c in cells
+        if c.step_seconds is not None
+    )
+
+
+def forecast_goodput(present: Present) -> tuple[Forecast, ...]:
+    """Give measured or predicted goodput at the present batch for every K of the envelope."""
+    cost = fit_cells(present.cells)
+    known = _known_goodput(present)
+    return tuple(
+        Forecast(k, known[k], measured=True, reliable=True)
+        if k in known
+        else _predict(present, k, known, cost)
+        for k in sorted({*present.envelope.ks, present.k})
+    )
+
+
+def choose_candidate(present: Present) -> Forecast | None:
+    """Choose the K to try next, None where nothing is left to try at this batch.
+
+    Candidates are untried and next to a K of this bucket that is known to be about as good as
+    the one in force; the best forecast wins, among equals the smaller K.
+    """
+    forecasts = [f for f in forecast_goodput(present) if f.k >= present.min_k or f.k == present.k]
+    now = present.rate.tokens_per_second
+    candidates: list[Forecast] = []
+    for one, other in pairwise(forecasts):
+        for known, untried in ((one, other), (other, one)):
+            if (
+                known.measured
+                and not untried.measured
+                and known.tokens_per_second >= _NEAR * now
+                and not (untried.reliable and untried.tokens_per_second < _HOPELESS * now)
+            ):
+                candidates.append(untried)
+    return max(candidates, key=lambda f: (f.tokens_per_second, -f.k), default=None)
+
+
+def does_speculation_pay(present: Present, *, min_gain_percent: float) -> Payoff | NoEstimate:
+    """Compare the best measured K above 0 with K=0, which is measured or predicted.
+
+    It does not pay when K=0 is better by at least the minimum gain.
+    """
+    forecasts = forecast_goodput(present)
+    live = [f for f in forecasts if f.k > 0 and f.measured]
+    off = next((f for f in forecasts if f.k == 0), None)
+    if not live or off is None or not (off.measured or _is_supported(fit_cells(present.cells))):
+        return NoEstimate(
+            Reason.COLLECTING, f"K=0 at {batch_range(present.batch)} cannot be told yet."
+        )
+    best = max(live, key=lambda f: f.tokens_per_second)
+    gain = 100 * (best.tokens_per_second / off.tokens_per_second - 1)
+    lost = 100 * (off.tokens_per_second / best.tokens_per_second - 1)
+    source = "measured" if off.measured else "predicted by the step-cost model, not measured"
+    return Payoff(
+        pays=lost < max(min_gain_percent, 1e-9),
+        message=(
+            f"at {batch_range(present.batch)} K={best.k} gives {best.tokens_per_second:.4g} tok/s "
+            f"({gain:+.1f} %) against {off.tokens_per_second:.4g} tok/s at K=0 ({source}; "
+            "K=0 keeps the drafter loaded, speculation off was not measured)"
+        ),
+    )
+
+
+def recommend_table(
+    presents: Sequence[Present],
+    *,
+    table: KTable,
+    min_gain_percent: float,
+    weights: Mapping[int, float],
+    stored: KTable | None = None,
+) -> Advice | None:
+    """Advise a table: by batch bucket the best K that is measured or reliably predicted.
+
+    A bucket keeps its K unless another is better by the minimum gain; unknown buckets keep
+    theirs; of tables about as good the one with fewer rows is taken, and the one already
+    recommended (`stored`) stays unless it is beaten by the minimum gain. `weights` is the busy
+    time by bucket. None where the gain over all of it is below the minimum.
+    """
+    gains = {p.batch: _log_gains(p) for p in presents}
+    least = math.log1p(min_gain_percent / 100)
+    best = _fewest_rows(table, gains, least)
+    if stored is not None:
+        better = _mean_gain(best, gains, weights) - _mean_gain(stored, gains, weights)
+        best = best if better >= least else stored
+    gain = _mean_gain(best, gains, weights)
+    changed = [p for p in presents if best.k_at(bucket_first(p.batch)) != p.k]
+    if not changed or gain < least:
+        return None
+    return Advice(
+        table=best,
+        gain_percent=100 * math.expm1(gain),
+        why="; ".join(_why(p, best.k_at(bucket_first(p.batch))) for p in changed),
+    )
+
+
+def batch_range(batch: int) -> str:
+    """Name a bucket for people: `batch 5-8`."""
+    first = bucket_first(batch)
+    return f"batch {batch}" if first == batch else f"batch {first}-{batch}"
+
+
+def _known_goodput(present: Present) -> dict[int, float]:
+    """Return goodput at the present batch of the K in force and of those tried and still fresh."""
+    known: dict[int, float] = {}
+    for cell in present.cells:
+        if cell.batch == present.batch and is_fresh(
+            cell, mean_batch=present.rate.mean_batch, acceptance=present.acceptance
+        ):
+            shift = compare_at_equal_batch(
+                Rate(cell.tokens_per_second, cell.mean_batch), present.rate
+            )
+            if not isinstance(shift, NoEstimate):
+                known[cell.k] = present.rate.tokens_per_second * math.exp(shift.log_ratio)
+    known[present.k] = present.rate.tokens_per_second
+    return known
+
+
+def _predict(
+    present: Present, k: int, known: Mapping[int, float], cost: StepCost | NoEstimate
+) -> Forecast:
+    anchor = min(known, key=lambda other: (abs(other - k), other != present.k))
+    modelled = _model_ratio(present, k, anchor, cost)
+    if modelled is None:
+        guessed = _guess(present, k) / _guess(present, anchor)
+        return Forecast(k, known[anchor] * guessed, measured=False, reliable=False)
+    ratio, reliable = modelled
+    return Forecast(k, known[anchor] * ratio, measured=False, reliable=reliable)
+
+
+def _model_ratio(
+    present: Present, k: int, anchor: int, cost: StepCost | NoEstimate
+) -> tuple[float, bool] | None:
+    """Return goodput at k ÷ that at the anchor, and whether k lies within what was measured."""
+    if present.survival is None or isinstance(cost, NoEstimate) or not _is_supported(cost):
+        return None
+    batch = present.rate.mean_batch
+    there, here = cost.predict(batch, k), cost.predict(batch, anchor)
+    if isinstance(there, NoEstimate) or isinstance(here, NoEstimate):
+        return None
+    if not (there.seconds > 0 and here.seconds > 0):
+        return None
+    lengths = mean_acceptance_length(present.survival, k).tokens / (
+        mean_acceptance_length(present.survival, anchor).tokens
+    )
+    return lengths * here.seconds / there.seconds, not there.extrapolated
+
+
+def _guess(present: Present, k: int) -> float:
+    """Guess goodput in arbitrary units, from what engines have in common."""
+    if present.survival is not None:
+        tokens = mean_acceptance_length(present.survival, k).tokens
+    else:
+        tokens = sum(_GUESSED_HAZARD**position for position in range(k + 1))
+    verified = present.rate.mean_batch * (k + 1)
+    return tokens / (1 + _GUESSED_DRAFT_COST * k + _GUESSED_TOKEN_COST * verified)
+
+
+def _is_supported(cost: StepCost | NoEstimate) -> bool:
+    return (
+        not isinstance(cost, NoEstimate)
+        and cost.cells >= _MIN_CELLS
+        and len(cost.ks) >= _MIN_KS
+        and cost.relative_error <= _MAX_MODEL_ERROR
+    )
+
+
+def _is_usable(cell: CellStatus) -> bool:
+    return all(math.isfinite(x) and x > 0 for x in (cell.tokens_per_second, cell.mean_batch))
+
+
+def _log_gains(present: Present) -> dict[int, float]:
+    """Return ln goodput over that of the K in force, where it is known or can be relied on."""
+    now = present.rate.tokens_per_second
+    return {
+        f.k: math.log(f.tokens_per_second / now)
+        for f in forecast_goodput(present)
+        if f.reliable and f.tokens_per_second > 0 and (f.k >= present.min_k or f.k == present.k)
+    }
+
+
+def _fewest_rows(table: KTable, gains: Mapping[int, Mapping[int, float]], least: float) -> KTable:
+    """Choose K by bucket by dynamic programming: gain of all buckets less a price per row."""
+    bounds = [2**n for n in range(max(bucket_of(table.max_batch), *gains, 1).bit_length())]
+    paths: dict[int, tuple[float, tuple[int, ...]]] = {}
+    for bound in bounds:
+        stays = table.k_at(bucket_first(bound))
+        choices = {
+            k: gain for k, gain in gains.get(bound, {}).items() if k == stays or gain >= least
+        } or {stays: 0.0}
+        paths = {
+            k: max(
+                (
+                    (score + gain - (_ROW_PRICE if before != k else 0.0), (*path, k))
+                    for before, (score, path) in paths.items()
+                ),
+                default=(gain, (k,)),
+            )
+            for k, gain in choices.items()
+        }
+    _, ks = max(paths.values())
+    best = table
+    for bound, k in zip(bounds, ks, strict=True):
+        best = best.with_bucket(bound, k) if k != best.k_at(bucket_first(bound)) else best
+    return best
+
+
+def _mean_gain(
+    table: KTable, gains: Mapping[int, Mapping[int, float]], weights: Mapping[int, float]
+) -> float:
+    """Return the mean log gain of a table over buckets, weighted; -inf where one is unknown."""
+    total = sum(weights.get(batch, 0.0) for batch in gains)
+    if not total > 0:
+        return 0.0
+    return (
+        sum(
+            weights.get(batch, 0.0) * by_k.get(table.k_at(bucket_first(batch)), -math.inf)
+            for batch, by_k in gains.items()
+            if weights.get(batch, 0.0) > 0
+        )
+        / total
+    )
+
+
+def _why(present: Present, k: int) -> str:
+    chosen = next(f for f in forecast_goodput(present) if f.k == k)
+    source = "measured" if chosen.measured else "predicted"
+    return (
+        f"{batch_range(present.batch)}: K {present.k} → {k}, "
+        f"{present.rate.tokens_per_second:.4g} → {chosen.tokens_per_second:.4g} tok/s ({source})"
+    )
