@@ -74,10 +74,17 @@ def load_configuration(environ: Mapping[str, str]) -> official.Configuration:
 class Transport:
     """Connections to one API server; safe to use from many threads."""
 
-    def __init__(self, configuration: official.Configuration, *, connections: int = 16) -> None:
+    def __init__(
+        self,
+        configuration: official.Configuration,
+        *,
+        connections: int = 16,
+        read_seconds: float = READ_SECONDS,
+    ) -> None:
         configuration.connection_pool_maxsize = connections
         configuration.retries = False  # the queue tries again, with back-off; nobody else does
         self._configuration = configuration
+        self._read_seconds = read_seconds
         self._api = official.ApiClient(configuration)
         self._pool: urllib3.PoolManager = self._api.rest_client.pool_manager
 
@@ -151,13 +158,14 @@ class Transport:
         content_type: str,
         *,
         preload: bool,
-        read: float = READ_SECONDS,
+        read: float | None = None,
     ) -> urllib3.BaseHTTPResponse:
         headers = {"Accept": "application/json, */*", "User-Agent": USER_AGENT}
         if authorization := self._authorization():
             headers["Authorization"] = authorization
         if body is not None:
             headers["Content-Type"] = content_type
+        read = read or self._read_seconds
         encoded = "?" + urlencode(query) if query else ""
         try:
             response = self._pool.request(
