@@ -49,7 +49,9 @@ def test_the_shared_cases_name_every_reason_of_the_content() -> None:
         pytest.param((VALID % ("x" * 70_000)).encode(), tables.TOO_LARGE, id="too large"),
         pytest.param(b"[" * 60_000, tables.NOT_JSON, id="nested too deep"),
         pytest.param(VALID.encode("utf-16"), tables.NOT_JSON, id="not UTF-8"),
-        pytest.param((VALID % "\udcff").encode("utf-8", "surrogateescape"), tables.NOT_JSON, id="bad byte"),
+        pytest.param(
+            (VALID % "\udcff").encode("utf-8", "surrogateescape"), tables.NOT_JSON, id="bad byte"
+        ),
     ],
 )
 def test_refuses_bytes_that_are_no_table(content: bytes, reason: str) -> None:

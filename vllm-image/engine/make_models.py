@@ -78,8 +78,7 @@ def build_draft(target: LlamaForCausalLM) -> LlamaForCausalLM:
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[:1]
     model = LlamaForCausalLM(config)
-    kept = {name: tensor for name, tensor in target.state_dict().items() if name in set(model.state_dict())}
-    model.load_state_dict(kept)
+    model.load_state_dict({name: target.state_dict()[name] for name in model.state_dict()})
     return model
 
 

@@ -78,7 +78,7 @@ class Sources:
         )
 
 
-class Refused(Exception):  # noqa: N818 - an outcome, not a programming error
+class Refused(Exception):
     """Arm or table as found cannot be followed; `reason` is one of REJECT_REASONS."""
 
     def __init__(self, reason: str, detail: str, content: bytes = b"") -> None:

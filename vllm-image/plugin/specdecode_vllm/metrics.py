@@ -5,8 +5,9 @@ own /metrics merges over its processes. That mode knows no Info and needs `mostr
 Label children are created before their first increment, or rate() would not see it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
 
@@ -40,15 +41,11 @@ ERROR_PLACES = ("features", "schedule", "update", "reload", "metrics", "terminat
 RELOAD_REASONS = ("table", "arm")
 
 
-@dataclass(frozen=True)
-class EngineLabels:
+class EngineLabels(NamedTuple):
     """How vLLM labels this engine's own metrics."""
 
     model_name: str
     engine: str
-
-    def __iter__(self) -> Iterable[str]:
-        return iter((self.model_name, self.engine))
 
 
 @dataclass(frozen=True)
@@ -73,7 +70,7 @@ class EngineMetrics:
     """All metrics of one engine; make one per process."""
 
     def __init__(self, labels: EngineLabels, registry: CollectorRegistry = REGISTRY) -> None:
-        self._labels = tuple(labels)
+        self._labels = labels
         self._registry = registry
         self._step = self._counters(STEP_COUNTERS, "batch", "k", "arm")
         self._mixed = self._counters(MIXED_COUNTERS, "batch", "arm")

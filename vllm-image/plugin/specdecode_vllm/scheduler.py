@@ -107,9 +107,7 @@ class Hooks:
 
     def _follow(self, engine: "Engine") -> None:
         def show(in_force: live.InForce) -> None:
-            self._sink.create_cells(
-                in_force, max_batch=engine.max_batch, static_k=engine.k_max
-            )
+            self._sink.create_cells(in_force, max_batch=engine.max_batch, static_k=engine.k_max)
             self._sink.show_table(in_force)
 
         def on_change(before: live.InForce, after: live.InForce) -> None:

@@ -140,9 +140,7 @@ class StepObserver:
         return prefill_tokens
 
 
-def _draft_lengths(
-    requests: Any, output: Any, runner_output: Any
-) -> Iterable[tuple[int, int]]:
+def _draft_lengths(requests: Any, output: Any, runner_output: Any) -> Iterable[tuple[int, int]]:
     """Yield (draft tokens verified, accepted of them) as vLLM is about to count them."""
     voided = output.num_invalid_spec_tokens or {}
     sampled = runner_output.sampled_token_ids
@@ -178,7 +176,5 @@ def count_positions(lengths: Iterable[tuple[int, int]]) -> tuple[list[int], list
 
 def _count_tokens(core_outputs: Any) -> int:
     return sum(
-        len(output.new_token_ids)
-        for outputs in core_outputs.values()
-        for output in outputs.outputs
+        len(output.new_token_ids) for outputs in core_outputs.values() for output in outputs.outputs
     )

@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 SCHEMA = 1
 MAX_FILE_BYTES = 64 * 1024
@@ -69,22 +70,15 @@ def parse_table(content: bytes, *, envelope: Collection[int]) -> Table:
         raise TableRefusedError(TOO_LARGE, f"{len(content)} bytes, at most {MAX_FILE_BYTES}")
     fields = _load_object(content)
     _check_keys(fields)
-    if fields["schema"] != SCHEMA or not _is_integer(fields["schema"]):
+    if not _is_integer(fields["schema"]) or fields["schema"] != SCHEMA:
         raise TableRefusedError(SCHEMA_VERSION, f"schema {fields['schema']!r}, known: {SCHEMA}")
-    generation, enabled = fields["generation"], fields["enabled"]
-    if not _is_integer(generation) or generation < 0:
-        raise TableRefusedError(FIELDS, "generation must be an integer from 0")
-    if not isinstance(enabled, bool):
-        raise TableRefusedError(FIELDS, "enabled must be true or false")
     if not isinstance(fields.get("reason", ""), str):
         raise TableRefusedError(FIELDS, "reason must be a string")
-    table = Table(generation=generation, enabled=enabled, rows=_parse_rows(fields["rows"]))
-    outside = sorted({row.k for row in table.rows} - set(envelope))
-    if outside:
-        raise TableRefusedError(
-            OUTSIDE_ENVELOPE, f"K {outside} not in the start-up table's {sorted(envelope)}"
-        )
-    return table
+    return Table(
+        generation=_parse_generation(fields["generation"]),
+        enabled=_parse_enabled(fields["enabled"]),
+        rows=_parse_rows(fields["rows"], envelope=envelope),
+    )
 
 
 def _load_object(content: bytes) -> dict[str, object]:
@@ -113,12 +107,29 @@ def _check_keys(fields: dict[str, object]) -> None:
         raise TableRefusedError(FIELDS, f"missing {sorted(missing)}, unknown {sorted(unknown)}")
 
 
-def _parse_rows(value: object) -> tuple[Row, ...]:
+def _parse_generation(value: object) -> int:
+    if not _is_integer(value) or value < 0:
+        raise TableRefusedError(FIELDS, "generation must be an integer from 0")
+    return value
+
+
+def _parse_enabled(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise TableRefusedError(FIELDS, "enabled must be true or false")
+    return value
+
+
+def _parse_rows(value: object, *, envelope: Collection[int]) -> tuple[Row, ...]:
     if not isinstance(value, list) or not value:
         raise TableRefusedError(ROWS, "rows must be a list with at least one row")
     rows: list[Row] = []
     for item in value:
         rows.append(_parse_row(item, expected_first=rows[-1].last + 1 if rows else 1))
+    outside = sorted({row.k for row in rows} - set(envelope))
+    if outside:
+        raise TableRefusedError(
+            OUTSIDE_ENVELOPE, f"K {outside} not in the start-up table's {sorted(envelope)}"
+        )
     return tuple(rows)
 
 
@@ -135,7 +146,7 @@ def _parse_row(item: object, *, expected_first: int) -> Row:
     return row
 
 
-def _is_integer(value: object) -> bool:
+def _is_integer(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 

@@ -187,7 +187,7 @@ class TerminationHandler(logging.Handler):
         if isinstance(error, Exception):
             self._write(classify_exception(error))
 
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+    def handleError(self, record: logging.LogRecord) -> None:
         """Stay silent: logging about a failure to log is how processes hang."""
 
     def _write(self, found: tuple[str, str] | None) -> None:
@@ -196,8 +196,6 @@ class TerminationHandler(logging.Handler):
         cause, line = found
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._clock()))
         write_report(self._path, Report(cause, line, multiprocessing.current_process().name, at))
-
-
 
 
 def install(environment: Mapping[str, str] = os.environ) -> TerminationHandler:
@@ -216,9 +214,7 @@ def install(environment: Mapping[str, str] = os.environ) -> TerminationHandler:
 def _chain_excepthook(handler: TerminationHandler) -> None:
     previous = sys.excepthook
 
-    def hook(
-        kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         try:
             handler.handle_uncaught(error)
         finally:
