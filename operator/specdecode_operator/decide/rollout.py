@@ -207,9 +207,10 @@ def plan_replicas(
             _move(wanted, name, target, counts[name].not_ready)
     if not settled or wanted[target] > before:
         return wanted
+    broken = sum(counts[name].not_ready for name in others)
     if spec.replicas > 1:
-        step = min(step, max(0, ready + serving - 1))
-    for name in others:
+        step = min(step, broken + max(0, ready + serving - 1))
+    for name in sorted(others, key=lambda n: counts[n].not_ready == 0):
         step -= _move(wanted, name, target, step)
     return wanted
 
