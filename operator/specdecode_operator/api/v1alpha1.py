@@ -356,7 +356,7 @@ class RevisionInputs(ApiModel):
 
     model: Model
     engine: Engine
-    speculation: Speculation | None
+    speculation: Speculation | None = None
 
     @field_validator("speculation")
     @classmethod

@@ -14,7 +14,6 @@ from typing import Any, Final
 import pydantic
 
 from specdecode_operator.api import metadata, v1alpha1
-from specdecode_operator.domain import lever
 from specdecode_operator.domain.observation import ObjectKey, ObservedRevision
 from specdecode_operator.errors import InvalidSpecError
 
@@ -27,18 +26,17 @@ PROGRESS_MARGIN_SECONDS: Final = 600
 
 
 def render_template(
-    name: str, inputs: v1alpha1.RevisionInputs, *, rendered_by: str
+    name: str, inputs: v1alpha1.RevisionInputs, *, revision: str, rendered_by: str
 ) -> dict[str, Any]:
     """Render a revision's pod template; done once, when its Deployment is first made.
 
+    `rendered_by` is the operator's version; it stays in the template with everything else.
     Raises InvalidSpecError, with what to change, where the inputs cannot become a pod.
     """
     problem = metadata.name_problem(name)
     if problem is not None:
         raise InvalidSpecError(problem)
-    template = pod.build_pod_template(
-        name, inputs, revision=lever.revision_hash(inputs), rendered_by=rendered_by
-    )
+    template = pod.build_pod_template(name, inputs, revision=revision, rendered_by=rendered_by)
     size = len(_to_text(template).encode()) + len(_to_text(inputs.to_json()).encode())
     if size > MAX_RECORD_BYTES:
         raise InvalidSpecError(
@@ -52,15 +50,12 @@ def build_deployment(
     key: ObjectKey,
     uid: str,
     *,
+    revision: str,
     inputs: v1alpha1.RevisionInputs,
     template: Mapping[str, Any],
     replicas: int,
 ) -> dict[str, Any]:
-    """Build the Deployment NAME-REVISION around a template that was rendered before.
-
-    The revision is the one that the template's label names.
-    """
-    revision = template["metadata"]["labels"][metadata.LABEL_REVISION]
+    """Build the Deployment NAME-REVISION around a template that was rendered before."""
     rendered_by = template["metadata"]["annotations"].get(metadata.ANNOTATION_RENDERED_BY, "")
     annotations = {
         metadata.ANNOTATION_INPUTS: _to_text(inputs.to_json()),

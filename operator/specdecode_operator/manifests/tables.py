@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from specdecode_operator.api import metadata
 from specdecode_operator.domain.observation import ObjectKey, ObservedTables
@@ -72,22 +72,35 @@ def parse_table_file(text: object) -> TableFile | None:
         fields = json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(fields, dict) or not _REQUIRED <= fields.keys() <= _REQUIRED | _OPTIONAL:
+    if not _is_well_formed(fields):
         return None
-    table = _parse_rows(fields["rows"])
-    generation, enabled, reason = fields["generation"], fields["enabled"], fields.get("reason", "")
-    is_valid = (
-        table is not None
-        and _is_integer(fields["schema"])
-        and fields["schema"] == SCHEMA
+    try:
+        table = KTable.from_rows(fields["rows"])
+    except InvalidTableError:
+        return None
+    return TableFile(
+        table=table,
+        generation=fields["generation"],
+        enabled=fields["enabled"],
+        reason=fields.get("reason", ""),
+    )
+
+
+def _is_well_formed(fields: object) -> TypeGuard[dict[str, Any]]:
+    """Tell whether keys and types are as agreed; the rows' own rules are the table's."""
+    if not isinstance(fields, dict) or not _REQUIRED <= fields.keys() <= _REQUIRED | _OPTIONAL:
+        return False
+    schema, generation, rows = fields["schema"], fields["generation"], fields["rows"]
+    return (
+        _is_integer(schema)
+        and schema == SCHEMA
         and _is_integer(generation)
         and generation >= 0
-        and isinstance(enabled, bool)
-        and isinstance(reason, str)
+        and isinstance(fields["enabled"], bool)
+        and isinstance(fields.get("reason", ""), str)
+        and isinstance(rows, list)
+        and all(isinstance(row, list) and all(map(_is_integer, row)) for row in rows)
     )
-    if table is None or not is_valid:
-        return None
-    return TableFile(table=table, generation=generation, enabled=enabled, reason=reason)
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -95,18 +108,6 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     if len(fields) != len(pairs):
         raise ValueError("a key occurs twice")
     return fields
-
-
-def _parse_rows(value: object) -> KTable | None:
-    if not isinstance(value, list):
-        return None
-    rows = [row for row in value if isinstance(row, list) and all(map(_is_integer, row))]
-    if len(rows) != len(value):
-        return None
-    try:
-        return KTable.from_rows(rows)
-    except InvalidTableError:
-        return None
 
 
 def _is_integer(value: object) -> bool:
