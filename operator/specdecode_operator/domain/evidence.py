@@ -51,7 +51,8 @@ class Evidence:
     """Everything the classifier may look at.
 
     `log` is this boot's log, oldest line first, None where it was not read or is gone; bad bytes
-    were already replaced. `hang` means that the container never ended.
+    were already replaced. `hang` means that the container never ended. `events` are the pod's
+    and the node's, each as "Reason: message".
     """
 
     termination: Termination | None
@@ -60,6 +61,7 @@ class Evidence:
     deletion_requested: bool = False
     ever_ready: bool = False
     hang: bool = False
+    events: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

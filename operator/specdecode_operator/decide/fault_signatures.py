@@ -1,0 +1,326 @@
+"""What engines, drivers and kernels print when they fail, as tables that a person can check.
+
+Everything that knows a spelling stands here; the reading of logs (fault_log) and the rules
+(faults) know none. All patterns are searched in one cleaned line, case-insensitively.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from specdecode_operator.domain.evidence import FaultClass
+
+
+class Weight(Enum):
+    """What a line decides by itself."""
+
+    CAUSE = auto()  # names the fault: the first of these in time decides
+    CONSEQUENCE = auto()  # names the fault only when nothing failed before it
+
+
+@dataclass(frozen=True)
+class Signature:
+    """One spelling of a fault.
+
+    `any_level`: counts on a line logged as information or warning too (a sticky device error is
+    never survived); the others are only fatal where they are logged as an error.
+    """
+
+    fault_class: FaultClass
+    pattern: re.Pattern[str]
+    weight: Weight = Weight.CAUSE
+    any_level: bool = False
+
+
+def _any_of(*alternatives: str) -> re.Pattern[str]:
+    return re.compile("|".join(f"(?:{each})" for each in alternatives), re.IGNORECASE)
+
+
+HARDWARE_XIDS = (48, 62, 63, 64, 79, 94, 95, 119, 154, 171)
+_XID = r"\bXid\b(?:\s*\([^()]*\))?(?:\s+(?:error|code|event))?\s*[:=#]?\s*"
+_DRIVER_CALL = r"cu(?:da)?(?:Ctx|Event|Graph|Launch|Mem|Module|Stream)\w*"
+_DEVICE = rf"(?:CUDA|HIP|Triton|{_DRIVER_CALL})"
+_ENGINE = r"(?:llm|engine|worker|python|pt_main|sgl|ray|trt|tensorrt|triton|mpi|llama|torch|server)"
+_NOT_A_QUANTITY = r"\b(?![.,]\d|\s*(?:[KMGT]i?B|m?s|tok\w*|req\w*|%)\b)"
+
+# In one line the first row that matches names the class: a watchdog that ends "with exception:
+# CUDA error: an illegal memory access" is a memory fault, not a timeout.
+SIGNATURES: tuple[Signature, ...] = (
+    Signature(
+        FaultClass.GPU_HARDWARE,
+        _any_of(
+            rf"{_XID}(?:{'|'.join(map(str, HARDWARE_XIDS))})\b",
+            rf"{_XID}31\b.*UNRECOGNIZED_CLIENT",
+            r"GPU has fallen off the bus",
+            r"\bGPU is lost\b",
+            r"uncorrectable (?:ECC|NVLink) error",
+            r"double.bit ECC error",
+            r"cudaErrorECCUncorrectable|CUDA_ERROR_ECC_UNCORRECTABLE",
+            r"cudaErrorNvlinkUncorrectable|CUDA_ERROR_NVLINK_UNCORRECTABLE",
+        ),
+        any_level=True,
+    ),
+    Signature(
+        FaultClass.ILLEGAL_MEMORY_ACCESS,
+        _any_of(
+            r"an illegal memory access was encountered",
+            rf"{_DEVICE}\b[^:]{{0,60}}:\s*(?:an )?illegal memory access\b",
+            r"(?:cuda|hip)ErrorIllegalAddress",
+            r"(?:CUDA|HIP)_ERROR_ILLEGAL_ADDRESS",
+            rf"\b(?:CUDA\w*|{_DRIVER_CALL})\b.{{0,60}}\b(?:error|errno|failure|failed|status|code|returned)\W{{0,4}}"
+            rf"(?:code\W{{0,3}})?700{_NOT_A_QUANTITY}",
+            r"Memory access fault by GPU",
+            r"HSA_STATUS_ERROR_MEMORY_(?:APERTURE_VIOLATION|FAULT)",
+        ),
+        any_level=True,
+    ),
+    Signature(
+        FaultClass.DEVICE_ASSERT,
+        _any_of(
+            r"device-side assert triggered",
+            r"block: \[\d+, ?\d+, ?\d+\], thread: \[\d+, ?\d+, ?\d+\].*\bassert",
+            r"(?:cuda|hip)ErrorAssert\b|CUDA_ERROR_ASSERT\b",
+        ),
+        any_level=True,
+    ),
+    Signature(
+        FaultClass.OOM_KILLED,
+        _any_of(
+            # The host's memory: Ray's monitor and the kernel.
+            r"ray\.exceptions\.OutOfMemoryError",
+            r"killed due to (?:the node running low on memory|memory pressure)",
+            rf"oom-kill:.*\btask=[^,]*{_ENGINE}",
+            rf"out of memory: killed process \d+ \([^)]*{_ENGINE}",
+        ),
+        any_level=True,
+    ),
+    Signature(
+        FaultClass.CUDA_OUT_OF_MEMORY,
+        _any_of(
+            r"\b(?:CUDA|HIP|XPU|NPU|GPU|MPS|Triton)\b.{0,60}\bout of memory",
+            r"(?<!ray\.exceptions\.)\bOutOfMemoryError\b",
+            r"(?:cuda|hip)ErrorMemoryAllocation|(?:cuda|hip)ErrorOutOfMemory",
+            r"(?:CUDA|HIP)_ERROR_OUT_OF_MEMORY|\b(?:CU|HIP)BLAS_STATUS_ALLOC_FAILED",
+            r"cudaMalloc\w* failed",
+            r"lack of device memory|(?:device|GPU) memory (?:is )?exhausted",
+            r"RESOURCE_EXHAUSTED\b.*(?:hbm|memory)",
+            # vLLM's own words, before anything was allocated
+            r"no available memory for the cache blocks",
+            r"free memory on device.*less than desired GPU memory utilization",
+            r"KV cache is needed.*larger than the available KV cache memory",
+        ),
+    ),
+    Signature(
+        FaultClass.COLLECTIVE_TIMEOUT,
+        _any_of(
+            r"watchdog caught collective operation timeout",
+            r"ProcessGroupNCCL's watchdog got stuck",
+            r"heartbeat ?monitor.*(?:timed out|terminating the process)",
+            r"dump signal due to a collective timeout",
+            r"NCCL operations have failed or timed out",
+            r"WorkNCCL\(.*before timing out",
+            r"\bNCCL\b.{0,40}\b(?:timeout|timed out)\b",
+        ),
+        weight=Weight.CONSEQUENCE,
+    ),
+    Signature(
+        FaultClass.ENGINE_HANG,
+        _any_of(
+            r"RPC call to \w+ timed out",
+            r"(?:engine|executor) (?:iteration|step|core)\b.{0,20}timed out",
+            r"^Watchdog timeout\b",  # SGLang's: its scheduler stands still
+            r"Hang detected on rank",  # TensorRT-LLM's
+        ),
+        weight=Weight.CONSEQUENCE,
+    ),
+    Signature(
+        FaultClass.OOM_KILLED,
+        # SIGKILL that nobody in the pod sends: the kernel's memory killer.
+        _any_of(
+            r"exit ?code:? ?-9\b",
+            r"Failed core proc\(s\): \{.*: -9\b",
+            r"(?:killed by|died from|exited (?:with|on)) (?:signal )?(?:9\b|SIGKILL)",
+        ),
+        weight=Weight.CONSEQUENCE,
+    ),
+    Signature(
+        FaultClass.CONFIG_REFUSED,
+        _any_of(
+            r"^(?:[\w./-]+ )*[\w./-]+: error: (?:unrecognized arguments|argument |ambiguous option"
+            r"|the following arguments|invalid |unknown )",
+        ),
+    ),
+    Signature(
+        FaultClass.ENGINE_CRASH,
+        _any_of(
+            # A CUDA error with a name of its own; the status of a library only says that one was.
+            r"\b(?:CUDA|HIP) (?:runtime )?error(?: \d+)?: (?!CU\w+_STATUS|HIP\w+_STATUS)"
+            r"(?!.*previous error during capture)\S",
+            r"Triton Error \[\w+\]: \S",
+            r"\bsegfault encountered\b|segmentation fault|\bbus error\b|illegal instruction",
+        ),
+    ),
+)
+
+# Says that the engine ended, and nothing about why: the cause stands before it, or in the
+# traceback right behind it.
+MARKERS = _any_of(
+    r"EngineCore (?:encountered a fatal error|failed to start)",
+    r"WorkerProc (?:failed to start|initialization failed)",
+    r"engine core (?:initialization failed|proc \S+ died)",
+    r"engine process (?:failed to start|.*died)",
+    r"died unexpectedly|\bdied, exit ?code",
+    r"output_handler failed",
+    r"background loop (?:has errored|is stopped)",
+    r"engine loop is not running",
+    r"received sigquit from a child process",
+    r"fatal python error|core dumped|^Aborted\b",
+    r"(?:mpirun|mpiexec) noticed that process",
+    r"ChildFailedError|process \d+ terminated with signal",
+)
+# A library met an error of the device and does not say which: what the device says decides.
+UNSPECIFIC = _any_of(
+    r"unhandled cuda error|unhandled system error",
+    r"\b(?:CU|HIP|ROC)[A-Z]{2,8}_STATUS_(?:\w*_)?(?:FAILED|ERROR)\b",
+    r"previous error during capture",
+)
+# The exception that follows from the same process ended it.
+OPENERS = _any_of(
+    r"\bhit an exception\b",
+    r"Error executing method",
+    r"Exception in worker",
+    r"terminate called after throwing",
+)
+# An exception that only repeats somebody else's end, or a client that went away.
+ECHO_EXCEPTIONS = _any_of(
+    r"Engine(?:Dead|Gen\w*)?Error\b.*(?:see stack trace|encountered an issue)|EngineDeadError",
+    r"Engine core initialization failed",
+    r"RayTaskError|ActorDiedError|WorkerCrashedError|RayActorError",
+    r"^(?:[\w.]+\.)?(?:CancelledError|ConnectionResetError|ConnectionRefusedError|BrokenPipeError"
+    r"|EOFError|KeyboardInterrupt|SystemExit|GeneratorExit|ClientDisconnect)\b",
+    r"Worker failed with error.*please check the stack trace",
+)
+# The exceptions of calls that the engine answers with an error and survives.
+SURVIVED = _any_of(
+    r"Invocation of \S+ method failed",
+    r"Exception in ASGI application",
+    r"Error (?:in|while) (?:preprocessing|handling|processing) (?:prompt|request|chat)",
+    r"failed to (?:preprocess|load lora|add lora)",
+)
+TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
+FRAME = re.compile(r'^\s*(?:\|\s*)*File "(?P<file>[^"]*)", line \d+(?:, in (?P<function>\S+))?')
+EXCEPTION = re.compile(
+    r"^(?:\|\s*)*(?:what\(\):\s*\S|(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Failure|Exit|Interrupt)"
+    r"\b(?=:|\(|\s*$))"
+)
+
+# The engine was asked to end. `Shutting down` alone is uvicorn's, which says it after a crash too.
+ASKED_TO_END = _any_of(
+    r"\[shutdown\].*(?:triggered|SIGTERM)",
+    r"\b(?:received|got|caught)\b.{0,20}\b(?:SIGTERM|signal[= ]15|15 death signal)\b",
+    r"SIGTERM received",
+    r"^Shutting down\.?$",
+)
+# Tokens come out: what was logged before did not end the engine.
+ALIVE = re.compile(r"gen(?:eration)? throughput(?: \(token/s\))?: (?!0\.0\b)\d", re.IGNORECASE)
+
+# Refusals: the exception's own kind, and either words of refusal or a frame in the
+# configuration code.
+REFUSING_EXCEPTIONS = re.compile(
+    r"^(?:[\w.]+\.)?(?:ValueError|NotImplementedError|ValidationError|Argument\w*Error"
+    r"|Config\w*Error)\b"
+)
+REFUSING_IN_CONFIG = re.compile(r"^(?:[\w.]+\.)?(?:AssertionError|OSError|TypeError)\b")
+REFUSAL_WORDS = _any_of(
+    r"not\b.{0,20}\b(?:support|compatible|allowed|implemented|valid|recogni[sz]ed)",
+    r"unsupported|incompatible|unrecognized|unknown|invalid|mutually exclusive",
+    r"only (?:be )?(?:support|compatible|allowed|valid)",
+    r"must (?:be|not|match|have)|should be|cannot (?:be|use|enable|have)|can't (?:be|use|enable)",
+    r"requires?\b|is required|exceeds|(?:greater|larger|less|smaller) than|at (?:least|most)\b",
+    r"validation errors? for \w*(?:Config|Args)",
+)
+CONFIG_FRAMES = _any_of(
+    r"arg_utils|argparse|server_args|llm_args|/config/\w+\.py|/config\.py|arguments?\.py",
+)
+
+# Text that talks about an error. What stands before the words decides; see fault_log.
+REQUEST_BEFORE = _any_of(
+    r"received request|generated response|request body|GenerateReqInput",
+    r"dumping (?:input|scheduler)",
+    r"\bprompt['\"]?\s*[:=]",
+    r"['\"]?\b(?:content|messages|input|text|query|user|assistant|completion|response|output"
+    r"|answer|generated_text|reasoning_content|arguments)['\"]?\s*[:=]\s*['\"\[{]",
+    r"\"(?:GET|POST|PUT|PATCH|DELETE|HEAD) /",
+)
+REQUEST_AFTER = _any_of(
+    r"SamplingParams\(", r"\bfinish_reason\b", r"\blora_request\b", r'HTTP/\d\.\d"'
+)
+CODE = _any_of(
+    r"^\s*(?:#|//|/\*|\* |>>>|\"\"\"|''')",
+    r"^\s*(?:raise|assert|def|class|except|throw)\s|^\s*(?:logger\.|print\(|TORCH_CHECK\()",
+    r"^\s*return f?[\"'(]|^\s*(?:if|elif|while)\b.*:\s*$",
+)
+HELP_BEFORE = _any_of(
+    r"^\s*(?:--|FAQ\b|Q:|A:|(?:hint|tip|note|usage|help|see)\b)",
+    r"\b(?:if|when|whenever|in case|unless)\s+(?:you|this|it|the|there|we|an?|of|see\w*|hit\w*)\b",
+    r"\b(?:may|might|can|could|would|otherwise)\b(?:\s+\w+){0,3}?\s+"
+    r"(?:cause|trigger|lead|result|crash|hit|raise|produce)\b",
+    r"\b(?:avoid\w*|prevent\w*|fix(?:es)?|work ?arounds?|troubleshoot\w*|mitigat\w+|causes?"
+    r"|causing)\b.{0,30}$",
+    r"\b(?:known (?:issue|bug|to)|such as|e\.g\.|for example|release notes?|changelog)\b",
+    r"\b(?:no|not an?|never|without)\s*['\"`]?$",
+    r"\bpotential (?:root )?causes?\b",
+)
+HELP_AFTER = re.compile(
+    r"^['\"`)\]]*\s*(?:errors?|faults?)?\s*(?:means|usually|indicates|is an? known|are an? known"
+    r"|can|may|might|could)\b",
+    re.IGNORECASE,
+)
+ERROR_NAMES = re.compile(r"\b(?:cuda|hip)Error[A-Z]\w+|\bCUDA_ERROR_[A-Z_]+")
+
+# What a line must contain, in lower case, to be looked at more closely than this.
+NEEDLES: tuple[str, ...] = (
+    "error",
+    "exception",
+    "traceback",
+    'file "',
+    "illegal instruction",
+    "hsa_status",
+    "xid",
+    "fallen off the bus",
+    "gpu is lost",
+    "uncorrectable",
+    "assert",
+    "memory",
+    "exhausted",
+    "oom-kill",
+    "died",
+    "fatal",
+    "terminate called",
+    "core dumped",
+    "aborted",
+    "noticed that",
+    "segfault",
+    "segmentation",
+    "bus error",
+    "watchdog",
+    "heartbeat",
+    "timed out",
+    "timing out",
+    "timeout",
+    "nccl",
+    "sigterm",
+    "sigquit",
+    "sigkill",
+    "signal",
+    "shutdown",
+    "shutting down",
+    "killed",
+    "failed",
+    "terminated",
+    "not running",
+    "hang detected",
+    "what():",
+)
