@@ -8,7 +8,6 @@ from typing import Any, Final
 from specdecode_operator.api import v1alpha1
 from specdecode_operator.domain.table import KTable, TableFile
 from specdecode_operator.manifests import disruption, service, tables
-
 from tests.unit.manifests import builders
 
 SITUATIONS: Final[dict[str, v1alpha1.RevisionInputs]] = {
@@ -73,7 +72,9 @@ SITUATIONS: Final[dict[str, v1alpha1.RevisionInputs]] = {
 
 def objects_of(inputs: v1alpha1.RevisionInputs) -> list[dict[str, Any]]:
     """Build every object of `chat` with this one revision."""
-    stable = TableFile(KTable.from_rows([[1, 16, 7], [17, 64, 3]]), 12, enabled=True, reason="asked")
+    stable = TableFile(
+        KTable.from_rows([[1, 16, 7], [17, 64, 3]]), 12, enabled=True, reason="asked"
+    )
     return [
         service.build_service(builders.KEY, builders.UID),
         disruption.build_disruption_budget(builders.KEY, builders.UID),

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from specdecode_operator.errors import InvalidSpecError
 from specdecode_operator.manifests.arguments import build_arguments
-
 from tests.unit.manifests.builders import DRAFT_MODEL, inputs_of
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import yaml
-from specdecode_operator.api import metadata
 
+from specdecode_operator.api import metadata
 from tests.unit.manifests import situations
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden"
@@ -22,15 +22,14 @@ SAME = "(the template below, as JSON)"
 
 def as_yaml(objects: list[dict[str, Any]]) -> str:
     """Write objects as YAML; a Deployment's stored template is not shown twice."""
-    shown = []
-    for built in objects:
+    shown = json.loads(json.dumps(objects))
+    for built in shown:
         annotations = built["metadata"].get("annotations", {})
-        stored = annotations.get(metadata.ANNOTATION_TEMPLATE)
-        if stored is not None:
-            assert json.loads(stored) == built["spec"]["template"]
-            annotations = {**annotations, metadata.ANNOTATION_TEMPLATE: SAME}
-            built = {**built, "metadata": {**built["metadata"], "annotations": annotations}}
-        shown.append(json.loads(json.dumps(built)))
+        if metadata.ANNOTATION_TEMPLATE in annotations:
+            assert (
+                json.loads(annotations[metadata.ANNOTATION_TEMPLATE]) == built["spec"]["template"]
+            )
+            annotations[metadata.ANNOTATION_TEMPLATE] = SAME
     return yaml.safe_dump_all(shown, sort_keys=False, width=100)
 
 
