@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from specdecode_vllm import table as tables
 
 CONTRACT = Path(__file__).parents[1] / "data" / "tables_contract.json"

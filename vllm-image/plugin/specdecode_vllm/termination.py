@@ -92,10 +92,11 @@ def find_signature(text: str) -> tuple[str, str] | None:
     return None
 
 
-def classify_exception(error: BaseException) -> tuple[str, str] | None:
+def classify_exception(error: BaseException, *, starting: bool) -> tuple[str, str] | None:
     """Return (cause, line) of an exception that ended a process; None for a mere echo.
 
-    Of a chain the innermost exception that carries a signature decides.
+    Of a chain the innermost exception that carries a signature decides. Only an engine that was
+    still starting can have refused its configuration.
     """
     for link in reversed(list(_chain(error))):
         if found := find_signature(_describe(link)):
@@ -103,7 +104,7 @@ def classify_exception(error: BaseException) -> tuple[str, str] | None:
     line = _describe(error).strip().splitlines()[0]
     if ECHOES.search(line):
         return None
-    refused = any(kind.__name__ in REFUSALS for kind in type(error).__mro__)
+    refused = starting and any(kind.__name__ in REFUSALS for kind in type(error).__mro__)
     return ("config-refused" if refused else "engine-crash"), line
 
 
@@ -127,7 +128,7 @@ def classify_record(record: logging.LogRecord) -> tuple[str, str] | None:
     is_fatal = FATAL_RECORDS.search(message) is not None
     error = record.exc_info[1] if record.exc_info else None
     if is_fatal and error is not None:
-        return classify_exception(error)
+        return classify_exception(error, starting="failed to start" in message)
     if is_fatal:
         return find_signature(message) or ("engine-crash", message.strip().splitlines()[0])
     # A sticky device error is fatal whoever logs it; others may have been survived.
@@ -185,7 +186,7 @@ class TerminationHandler(logging.Handler):
     def handle_uncaught(self, error: BaseException) -> None:
         """Write what an exception tells that nobody caught; Ctrl-C and exits tell nothing."""
         if isinstance(error, Exception):
-            self._write(classify_exception(error))
+            self._write(classify_exception(error, starting=True))
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Stay silent: logging about a failure to log is how processes hang."""
