@@ -17,6 +17,7 @@ def configure(*, log_format: str, level: str) -> None:
     handler.setFormatter(JsonFormatter() if log_format == "json" else _text_formatter())
     handler.addFilter(Rarely(time.monotonic))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # our clients say it themselves
     logging.getLogger("specdecode_operator").setLevel(level)
 
 

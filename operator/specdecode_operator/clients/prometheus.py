@@ -6,13 +6,15 @@ Addresses may carry passwords and headers tokens: no message repeats either.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, Self
 
 import requests
 from prometheus_api_client import PrometheusConnect
 from prometheus_api_client.exceptions import PrometheusApiClientException
+from urllib3.exceptions import ReadTimeoutError
 from urllib3.util import Retry
 
 from specdecode_operator import errors
@@ -28,7 +30,8 @@ class PrometheusClient:
     """One Prometheus (or what speaks its API); safe to use from many threads.
 
     `ca` is the path of a CA bundle, None for the system's. Every method raises
-    MetricsUnavailableError and nothing else.
+    MetricsUnavailableError and nothing else. After a time-out nothing is asked for as long again,
+    so that a silent Prometheus does not hold all workers all of the time.
     """
 
     def __init__(
@@ -38,18 +41,21 @@ class PrometheusClient:
         headers: Mapping[str, str] | None = None,
         ca: str | None = None,
         timeout: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         session = requests.Session()
         session.verify = ca or True
         # Otherwise ~/.netrc may replace the Authorization header that was configured.
         session.auth = _KeepHeaders()
         self._timeout_seconds = max(1, round(timeout))
+        self._clock = clock
+        self._silent_until = float("-inf")
         self._connect = PrometheusConnect(
             url=url.rstrip("/"),
             headers=dict(headers or {}),
             session=session,
             timeout=self._timeout_seconds,
-            retry=Retry(
+            retry=_RetryNoTimeout(
                 total=_RETRIES,
                 backoff_factor=_BACKOFF_SECONDS,
                 status_forcelist=_RETRIED_STATUS,
@@ -72,15 +78,16 @@ class PrometheusClient:
         self._connect.close()
 
     def _query(self, promql: str, at: datetime | None) -> list[Mapping[str, Any]]:
+        if self._clock() < self._silent_until:
+            raise errors.MetricsUnavailableError(self._describe_silence())
         params = {} if at is None else {"time": f"{at.timestamp():.3f}"}
         try:
             answer = self._connect.custom_query(promql, params=params)
         except PrometheusApiClientException as error:
             raise errors.MetricsUnavailableError(_refusal(str(error))) from None
         except requests.Timeout:
-            raise errors.MetricsUnavailableError(
-                f"Prometheus did not answer within {self._timeout_seconds} s"
-            ) from None
+            self._silent_until = self._clock() + self._timeout_seconds
+            raise errors.MetricsUnavailableError(self._describe_silence()) from None
         except requests.exceptions.SSLError:
             raise errors.MetricsUnavailableError(
                 "the certificate of Prometheus is not trusted: set SPECDECODE_PROMETHEUS_CA_FILE"
@@ -94,6 +101,26 @@ class PrometheusClient:
         if not isinstance(answer, list):
             raise errors.MetricsUnavailableError("Prometheus gave no list of series")
         return answer
+
+    def _describe_silence(self) -> str:
+        return f"Prometheus did not answer within {self._timeout_seconds} s"
+
+
+class _RetryNoTimeout(Retry):
+    """Tries a broken connection again, which may just have been idle too long; no time-out."""
+
+    def increment(
+        self,
+        method: str | None = None,
+        url: str | None = None,
+        response: Any = None,
+        error: Exception | None = None,
+        _pool: Any = None,
+        _stacktrace: Any = None,
+    ) -> Self:
+        if isinstance(error, ReadTimeoutError):
+            raise error
+        return super().increment(method, url, response, error, _pool, _stacktrace)
 
 
 class _KeepHeaders(requests.auth.AuthBase):

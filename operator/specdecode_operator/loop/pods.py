@@ -37,7 +37,7 @@ class PodRecord:
     node: str
     address: str
     reason: str
-    waiting: tuple[str, ...]
+    states: tuple[str, ...]
     annotations: tuple[str | None, ...]
 
 
@@ -58,10 +58,7 @@ def to_record(pod: Mapping[str, Any]) -> PodRecord:
         node=(pod.get("spec") or {}).get("nodeName") or "",
         address=status.get("podIP") or "",
         reason=status.get("reason") or "",
-        waiting=tuple(
-            ((container.get("state") or {}).get("waiting") or {}).get("reason") or ""
-            for container in (*first, *main)
-        ),
+        states=tuple(_state(container) for container in (*first, *main)),
         annotations=tuple(annotations.get(name) for name in _ANNOTATIONS),
     )
 
@@ -82,6 +79,13 @@ def owner_name(pod: Mapping[str, Any]) -> str | None:
     """Name the object that a pod belongs to, None if it is nobody's."""
     labels = pod["metadata"].get("labels") or {}
     return labels.get(metadata.LABEL_OBJECT)
+
+
+def _state(container: Mapping[str, Any]) -> str:
+    """Say `running`, `terminated`, or why a container waits."""
+    state: Mapping[str, Any] = container.get("state") or {}
+    waiting = state.get("waiting") or {}
+    return waiting.get("reason") or next(iter(state), "")
 
 
 def _end(container: Mapping[str, Any], *, init: bool) -> tuple[str, str] | None:
