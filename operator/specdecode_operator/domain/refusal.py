@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Final
 
-from specdecode_operator.api.v1alpha1 import Engine, Spec, Speculation, Switch, parse_duration
+from specdecode_operator.api import refused
+from specdecode_operator.api.v1alpha1 import Engine, Spec, Speculation, Switch
+from specdecode_operator.durations import parse_duration
 from specdecode_operator.errors import InvalidTableError
 
 from . import engine as engines
@@ -49,7 +51,7 @@ def resolve_flag(argument: str, among: Collection[str]) -> str | None:
 
 
 def _resolve_short_flag(key: str, among: Collection[str]) -> str | None:
-    shorts = {short: flag for short, flag in engines.SHORT_FLAGS.items() if flag in among}
+    shorts = {short: flag for short, flag in refused.SHORT_FLAGS.items() if flag in among}
     if key in shorts or key == "-":
         return shorts.get(key)
     if key.startswith("-O"):
@@ -62,9 +64,9 @@ def _resolve_short_flag(key: str, among: Collection[str]) -> str | None:
 def _find_refused_arguments(engine: Engine) -> Iterator[str]:
     for position, argument in enumerate(engine.extra_args):
         where = f"spec.engine.extraArgs[{position}]"
-        flag = resolve_flag(argument, engines.REFUSED_FLAGS)
+        flag = resolve_flag(argument, refused.REFUSED_FLAGS)
         if flag is not None:
-            yield f"{where} gives {flag}: {engines.REFUSED_FLAGS[flag]}."
+            yield f"{where} gives {flag}: {refused.REFUSED_FLAGS[flag]}."
         elif argument == "--":
             yield f"{where} is `--`, after which vLLM takes no more flags: leave it out."
         elif _is_two_in_one(argument):
@@ -86,8 +88,8 @@ def _find_refused_variables(engine: Engine) -> Iterator[str]:
 
 def find_variable_refusal(name: str) -> str | None:
     """Say what to do instead of setting a variable of the engine; None where it may be set."""
-    prefixes = engines.REFUSED_VARIABLE_PREFIXES.items()
-    return engines.REFUSED_VARIABLES.get(name) or next(
+    prefixes = refused.REFUSED_VARIABLE_PREFIXES.items()
+    return refused.REFUSED_VARIABLES.get(name) or next(
         (instead for prefix, instead in prefixes if name.startswith(prefix)), None
     )
 
@@ -118,7 +120,7 @@ def _find_adaptive_verification_refusals(engine: Engine, speculation: Speculatio
             f"{speculation.method.value}: {disable}, or choose another method."
         )
     for position, argument in enumerate(engine.extra_args):
-        flag = resolve_flag(argument, engines.FLAGS_AGAINST_ADAPTIVE_VERIFICATION)
+        flag = resolve_flag(argument, refused.FLAGS_AGAINST_ADAPTIVE_VERIFICATION)
         if flag is not None:
             yield (
                 f"spec.engine.extraArgs[{position}] gives {flag}, which vLLM refuses together "
