@@ -13,8 +13,7 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
-from specdecode_operator import errors
-from specdecode_operator.api import v1alpha1
+from specdecode_operator import durations, errors
 
 PREFIX = "SPECDECODE_"
 MIN_SCRAPES_PER_CYCLE = 4
@@ -97,7 +96,7 @@ def _to(field: str, convert: Callable[[str], Any]) -> _Reader:
 
 
 def _duration(text: str) -> timedelta:
-    duration = v1alpha1.parse_duration(text)
+    duration = durations.parse_duration(text)
     if not duration:
         raise ValueError("it must be longer than nothing")
     return duration
