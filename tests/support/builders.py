@@ -91,6 +91,7 @@ def build_observation(spec: Spec, **changes: Any) -> Observation:
     facts: dict[str, Any] = {
         "now": NOW,
         "target": target,
+        "unrenderable": None,
         "revisions": (),
         "pods": (),
         "tables": None,

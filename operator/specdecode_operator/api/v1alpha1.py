@@ -6,8 +6,7 @@ A field is here only when it acts. Bounds, enums and defaults become the structu
 
 from __future__ import annotations
 
-import re
-from datetime import datetime, timedelta
+from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Final
 
@@ -16,9 +15,6 @@ from pydantic.alias_generators import to_camel
 
 MAX_BATCH: Final = 65_536
 MAX_SPECULATIVE_TOKENS: Final = 64
-
-_DURATION = re.compile(r"(\d+)(ms|s|m|h|d)")
-_UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 Duration = Annotated[
     str,
@@ -37,17 +33,6 @@ QuantityText = Annotated[
     ),
 ]
 Quantities = dict[str, QuantityNumber | QuantityText]
-
-
-def parse_duration(text: str) -> timedelta:
-    """Turn `1h30m` into a timedelta; the units are ms, s, m, h and d.
-
-    Raises ValueError for anything else.
-    """
-    parts = _DURATION.findall(text)
-    if not parts or "".join(n + u for n, u in parts) != text:
-        raise ValueError(f"{text!r} is no duration: write it like 90s, 10m or 1h30m")
-    return timedelta(seconds=sum(int(n) * _UNIT_SECONDS[u] for n, u in parts))
 
 
 class ApiModel(BaseModel):

@@ -71,7 +71,7 @@ def _gather(seen: Observation, spec: Spec) -> Facts:
         now=seen.now,
     )
     falling, released = _release(answer.fall, spec)
-    refused = _find_refusal(spec)
+    refused = _find_refusal(seen, spec)
     target = rollout.choose_target(
         spec=spec,
         quarantine=answer.quarantine,
@@ -128,8 +128,8 @@ def _release(falling: FallStatus | None, spec: Spec) -> tuple[FallStatus | None,
     return falling, ()
 
 
-def _find_refusal(spec: Spec) -> Hold | None:
-    problems = refusal.find_refusals(spec)
+def _find_refusal(seen: Observation, spec: Spec) -> Hold | None:
+    problems = (*refusal.find_refusals(spec), *filter(None, [seen.unrenderable]))
     if problems:
         return Hold(Reason.INVALID_SPEC, " ".join(problems))
     if not spec.engine.image:

@@ -123,13 +123,16 @@ class _Course:
 
     def _judge(self, line: LogLine) -> Classification | None:
         signature = find_signature(line)
-        if signature and not (
-            signature.fault_class is FaultClass.CONFIG_REFUSED and self.ever_ready
-        ):
+        fault_class = signature.fault_class if signature else FaultClass.ENGINE_CRASH
+        is_unspecific = fault_class is FaultClass.ENGINE_CRASH and (
+            signatures.UNSPECIFIC.search(line.text) is not None
+        )
+        is_late = fault_class is FaultClass.CONFIG_REFUSED and self.ever_ready
+        if signature and not is_unspecific and not is_late:
             return self._weigh(line, signature)
         if self.asked_to_end:
             return None
-        if signatures.UNSPECIFIC.search(line.text):
+        if is_unspecific:
             self.marker = self.marker or line
             self.opened.discard(line.process)
             return None
@@ -143,7 +146,9 @@ class _Course:
         if signature.weight is Weight.CONSEQUENCE:
             if self.asked_to_end:
                 return None
-            died = _crash(self.marker) if self.marker else None
+            marker = self.marker or self.unsettled
+            is_own = marker is None or (marker is self.unsettled and marker.process == line.process)
+            died = None if marker is None or is_own else _crash(marker)
             return self.held or self.engine_error or died or found
         if self.held:
             return self.held
@@ -154,6 +159,8 @@ class _Course:
         return found
 
     def _hear_exception(self, line: LogLine) -> Classification | None:
+        if signatures.REQUEST_AFTER.search(line.text):
+            return None
         if signatures.ECHO_EXCEPTIONS.search(line.text):
             self.unsettled = self.unsettled or line
             return None
@@ -201,8 +208,7 @@ class _Course:
             self.opened.add(marker.process)
             self.unsettled = None
             return None
-        is_marker = signatures.MARKERS.search(line.text) is not None
-        if is_near and not is_marker and line.process != marker.process:
+        if is_near and line.process != marker.process and not _is_telling(line):
             return None
         self.unsettled = None
         self.marker = self.marker or marker
@@ -245,6 +251,14 @@ class _Course:
             and line.indent > frame.indent
             and line.number - frame.number <= _CODE_LINES
         )
+
+
+def _is_telling(line: LogLine) -> bool:
+    return (
+        signatures.MARKERS.search(line.text) is not None
+        or signatures.ASKED_TO_END.search(line.text) is not None
+        or find_signature(line) is not None
+    )
 
 
 def _crash(line: LogLine) -> Classification:

@@ -43,7 +43,7 @@ _PREFIX = re.compile(
     r" (?:\[[^\]]{1,120}\]|[\w./]+:\d+\])"
     rf"|(?P<uvicorn>{_LEVELS}):[ \t]*(?=[ \t]|$)"
     r"|\[(?P<rank>(?:default|rank)\d+)\]:?"  # torchrun
-    r"|\[(?P<c10>[EWIF])\d{3,4} \d\d:\d\d:\d\d\.\d+ [^\]]{1,120}\]"  # PyTorch's C++
+    r"|\[(?P<c10>[EWIF])(?:\d{3,4} \d\d:\d\d:\d\d\.\d+)? [\w./]+:\d+\]"  # PyTorch's C++
     r"|(?P<glog>[EWIFD])\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ \S+:\d+\]"
     rf"|\[{_STAMP} (?P<ray>[EWIFDC]) \d+ \d+\](?: \([^)]*\))? \S+:\d+:"  # Ray's C++
     rf"|\[{_STAMP}(?P<scheduler>(?: [A-Z]{{2,3}}\d+){{0,4}})\]"  # SGLang

@@ -121,7 +121,8 @@ SIGNATURES: tuple[Signature, ...] = (
             r"dump signal due to a collective timeout",
             r"NCCL operations have failed or timed out",
             r"WorkNCCL\(.*before timing out",
-            r"\bNCCL\b.{0,40}\b(?:timeout|timed out)\b",
+            r"no heartbeat of its watchdog",
+            r"\bNCCL (?:operation|collective|communicator|watchdog)s?\b.{0,60}\btime(?:out|d out)",
         ),
         weight=Weight.CONSEQUENCE,
     ),
@@ -141,7 +142,7 @@ SIGNATURES: tuple[Signature, ...] = (
         _any_of(
             r"exit ?code:? ?-9\b",
             r"Failed core proc\(s\): \{.*: -9\b",
-            r"(?:killed by|died from|exited (?:with|on)) (?:signal )?(?:9\b|SIGKILL)",
+            r"(?:killed by|died from|exited (?:with|on)) signal (?:9\b|SIGKILL)",
         ),
         weight=Weight.CONSEQUENCE,
     ),
@@ -155,9 +156,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         FaultClass.ENGINE_CRASH,
         _any_of(
-            # A CUDA error with a name of its own; the status of a library only says that one was.
-            r"\b(?:CUDA|HIP) (?:runtime )?error(?: \d+)?: (?!CU\w+_STATUS|HIP\w+_STATUS)"
-            r"(?!.*previous error during capture)\S",
+            r"\b(?:CUDA|HIP) (?:runtime |driver )?error\b.{0,200}?: \S",
             r"Triton Error \[\w+\]: \S",
             r"\bsegfault encountered\b|segmentation fault|\bbus error\b|illegal instruction",
         ),
@@ -174,7 +173,7 @@ MARKERS = _any_of(
     r"died unexpectedly|\bdied, exit ?code",
     r"output_handler failed",
     r"background loop (?:has errored|is stopped)",
-    r"engine loop is not running",
+    r"engine loop is not running|engine is already dead",
     r"received sigquit from a child process",
     r"fatal python error|core dumped|^Aborted\b",
     r"(?:mpirun|mpiexec) noticed that process",
@@ -196,7 +195,7 @@ OPENERS = _any_of(
 # An exception that only repeats somebody else's end, or a client that went away.
 ECHO_EXCEPTIONS = _any_of(
     r"Engine(?:Dead|Gen\w*)?Error\b.*(?:see stack trace|encountered an issue)|EngineDeadError",
-    r"Engine core initialization failed",
+    r"Engine core initialization failed|Engine process \(pid \d+\) died",
     r"RayTaskError|ActorDiedError|WorkerCrashedError|RayActorError",
     r"^(?:[\w.]+\.)?(?:CancelledError|ConnectionResetError|ConnectionRefusedError|BrokenPipeError"
     r"|EOFError|KeyboardInterrupt|SystemExit|GeneratorExit|ClientDisconnect)\b",
@@ -318,7 +317,7 @@ NEEDLES: tuple[str, ...] = (
     "shutdown",
     "shutting down",
     "killed",
-    "failed",
+    "fail",
     "terminated",
     "not running",
     "hang detected",

@@ -20,7 +20,6 @@ from specdecode_operator.api.v1alpha1 import (
     Status,
     TuningMode,
     TuningStatus,
-    parse_duration,
 )
 from specdecode_operator.decide import checks, experiment, tables
 from specdecode_operator.decide.rollout import Hold
@@ -32,6 +31,8 @@ from specdecode_operator.domain.observation import (
     Observation,
 )
 from specdecode_operator.domain.table import KTable
+from specdecode_operator.durations import parse_duration
+from specdecode_operator.errors import InvalidTableError
 from specdecode_operator.estimate import counters
 from specdecode_operator.estimate.counters import NoEstimate
 
@@ -73,11 +74,15 @@ def tune(
 ) -> TuningResult:
     """Choose the table in force for the serving revision's envelope."""
     stored = seen.target.status
-    users = _users_table(spec, inputs)
+    users = _users_table(seen, spec, inputs)
     present = _present_table(stored, spec, users, inputs)
+    tuning = stored.tuning
+    if stored.mode != spec.tuning.mode:
+        # What was measured in another mode ran under another table: it counts for nothing.
+        tuning = tuning.model_copy(update={"last_change_at": seen.now})
     result = TuningResult(
         table=present,
-        tuning=stored.tuning,
+        tuning=tuning,
         experiment=stored.experiment,
         estimate=stored.estimate,
         reason=Reason.HELD,
@@ -126,7 +131,7 @@ def _advance(
         experiment.TuningInput(
             now=seen.now,
             mode=spec.tuning.mode,
-            tuning=stored.tuning,
+            tuning=result.tuning,
             experiment=stored.experiment,
             spec_table=users,
             envelope=levers.envelope_of(inputs.speculation),
@@ -137,6 +142,7 @@ def _advance(
             cooldown=parse_duration(spec.rollout.cooldown),
             samples=seen.metrics,
             acknowledged=_is_in_force(seen, result.table),
+            estimate=stored.estimate,
             hold=None,
         )
     )
@@ -153,14 +159,19 @@ def _advance(
     )
 
 
-def _users_table(spec: Spec, inputs: RevisionInputs) -> KTable:
+def _users_table(seen: Observation, spec: Spec, inputs: RevisionInputs) -> KTable:
     """The user's kTable within what the serving engine prepared; K=0 without speculation."""
     speculation = inputs.speculation
     most = inputs.engine.max_num_seqs
     if speculation is None:
         return KTable.constant(0, most)
     wanted = spec.speculation or speculation
-    return levers.spec_table(wanted, most).clamped_to(levers.envelope_of(speculation))
+    envelope = levers.envelope_of(speculation)
+    try:
+        return levers.spec_table(wanted, most).clamped_to(envelope)
+    except InvalidTableError:  # refused with a sentence elsewhere; what is in force stays
+        there = seen.tables.stable if seen.tables else None
+        return there.table if there else KTable.constant(envelope.k_max, most)
 
 
 def _present_table(stored: Status, spec: Spec, users: KTable, inputs: RevisionInputs) -> KTable:

@@ -151,10 +151,14 @@ class MetricsAbsent:
 
 @dataclass(frozen=True)
 class Observation:
-    """The input of one decision."""
+    """The input of one decision.
+
+    `unrenderable` says why the spec cannot become a pod, None where it can.
+    """
 
     now: datetime
     target: ObservedObject
+    unrenderable: str | None
     revisions: tuple[ObservedRevision, ...]
     pods: tuple[ObservedPod, ...]
     tables: ObservedTables | None

@@ -11,6 +11,7 @@ import json
 import math
 from typing import Final
 
+from specdecode_operator import durations
 from specdecode_operator.api import metadata, v1alpha1
 from specdecode_operator.domain import engine, lever, table
 from specdecode_operator.errors import InvalidSpecError
@@ -49,7 +50,7 @@ def build_arguments(inputs: v1alpha1.RevisionInputs) -> list[str]:
 
 def drain_seconds(inputs: v1alpha1.RevisionInputs) -> int:
     """Return the drain time in whole seconds, rounded up: 0 would abort every request."""
-    return math.ceil(v1alpha1.parse_duration(inputs.engine.drain_timeout).total_seconds())
+    return math.ceil(durations.parse_duration(inputs.engine.drain_timeout).total_seconds())
 
 
 def _speculative_config(inputs: v1alpha1.RevisionInputs) -> str | None:

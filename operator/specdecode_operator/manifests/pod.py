@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from specdecode_operator import durations
 from specdecode_operator.api import metadata, v1alpha1
 from specdecode_operator.errors import InvalidSpecError
 
@@ -77,7 +78,7 @@ def build_pod_template(
 
 def startup_seconds(inputs: v1alpha1.RevisionInputs) -> int:
     """Return how long an engine may take to start, in whole seconds, at least 1."""
-    seconds = v1alpha1.parse_duration(inputs.engine.startup_timeout).total_seconds()
+    seconds = durations.parse_duration(inputs.engine.startup_timeout).total_seconds()
     return max(1, math.ceil(seconds))
 
 

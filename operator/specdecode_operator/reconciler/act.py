@@ -56,7 +56,15 @@ class Actor:
             case AnnotatePod():
                 self.kube.annotate_pod(target.key.namespace, action.pod, dict(action.annotations))
             case WriteTables():
-                self.kube.apply(tables.build_tables(target.key, target.uid, action))
+                self.kube.apply(
+                    tables.build_tables(
+                        target.key,
+                        target.uid,
+                        stable=action.stable,
+                        canary=action.canary,
+                        written_at=action.written_at,
+                    )
+                )
             case SetRevision():
                 self._set_revision(target, action)
             case DeleteRevision():
@@ -74,17 +82,16 @@ class Actor:
 
     def _set_revision(self, target: ObservedObject, action: SetRevision) -> None:
         template = action.template or deployment.render_template(
-            target.key.name, action.revision, action.inputs
+            target.key.name, action.inputs, revision=action.revision, rendered_by=__version__
         )
         self.kube.apply(
             deployment.build_deployment(
-                key=target.key,
-                uid=target.uid,
+                target.key,
+                target.uid,
                 revision=action.revision,
                 inputs=action.inputs,
                 template=template,
                 replicas=action.replicas,
-                rendered_by=__version__,
             )
         )
 

@@ -18,7 +18,8 @@ from specdecode_operator.api import metadata, parse
 from specdecode_operator.api.conditions import Reason
 from specdecode_operator.api.v1alpha1 import Spec, Status
 from specdecode_operator.clients import engines, kube, prometheus, queries
-from specdecode_operator.decide import fall, faults
+from specdecode_operator.decide import experiment, fall, faults
+from specdecode_operator.domain import lever as levers
 from specdecode_operator.domain.evidence import Evidence, FaultClass
 from specdecode_operator.domain.observation import (
     Acknowledgement,
@@ -31,6 +32,7 @@ from specdecode_operator.domain.observation import (
     ObservedPod,
     Series,
 )
+from specdecode_operator.durations import parse_duration
 from specdecode_operator.manifests import deployment, tables
 
 from . import pods
@@ -73,7 +75,7 @@ class Observer:
         }
         acknowledgements = self.engines.read_acknowledgements(addresses) if addresses else {}
         names = frozenset(pod.name for pod in alive)
-        return SlowReadings(acknowledgements, self._read_metrics(key, to_status(raw), names))
+        return SlowReadings(acknowledgements, self._read_metrics(to_object(raw), names))
 
     def observe(self, key: ObjectKey, slow: SlowReadings, *, urgent: bool) -> Observation | None:
         """Read the object and all that it owns; None when it is gone."""
@@ -95,6 +97,7 @@ class Observer:
         return Observation(
             now=self.clock(),
             target=target,
+            unrenderable=_find_unrenderable(target),
             revisions=tuple(revisions),
             pods=tuple(seen_pods),
             tables=tables.read_tables(config_map) if config_map else None,
@@ -137,7 +140,7 @@ class Observer:
         return replace(evidence, log=log)
 
     def _read_metrics(
-        self, key: ObjectKey, status: Status, names: frozenset[str]
+        self, target: ObservedObject, names: frozenset[str]
     ) -> MetricsSamples | MetricsAbsent:
         if self.prometheus is None:
             return MetricsAbsent(
@@ -146,14 +149,14 @@ class Observer:
         now = self.clock()
         if not names:
             return MetricsAbsent(Reason.NO_READY_PODS, "no engine is there yet")
-        seconds = int(self._choose_window(status, now).total_seconds())
+        seconds = int(self._choose_window(target, now).total_seconds())
         labels = queries.Labels(
             self.settings.namespace_label,
             self.settings.pod_label,
             self.settings.prometheus_matchers,
         )
         query = queries.engine_samples(
-            key.namespace, queries.pods_regex(names), seconds, labels=labels
+            target.key.namespace, queries.pods_regex(names), seconds, labels=labels
         )
         try:
             found = self.prometheus.query_range_vector(query, now)
@@ -170,14 +173,16 @@ class Observer:
             series, labels={**series.labels, "pod": series.labels[self.settings.pod_label]}
         )
 
-    def _choose_window(self, status: Status, now: datetime) -> timedelta:
-        """Reach back over an open block, and over a cycle otherwise, two scrapes more."""
-        margin = 2 * self.settings.scrape_interval
+    def _choose_window(self, target: ObservedObject, now: datetime) -> timedelta:
+        """Reach back over an open block, and else as far as a measurement needs."""
         back = self.settings.cycle
-        if status.experiment is not None:
-            begun = status.experiment.judged_from or status.experiment.started_at
-            back = max(back, now - begun)
-        return min(LONGEST_WINDOW, back + margin)
+        if isinstance(target.spec, Spec):
+            block = parse_duration(target.spec.rollout.live_soak.min_duration)
+            back = max(back, experiment.reach(block))
+        if target.status.experiment is not None:
+            open_one = target.status.experiment
+            back = max(back, now - (open_one.judged_from or open_one.started_at))
+        return min(LONGEST_WINDOW, back + 2 * self.settings.scrape_interval)
 
 
 def to_object(raw: Mapping[str, Any]) -> ObservedObject:
@@ -208,3 +213,15 @@ def _to_spec(raw: Mapping[str, Any]) -> Spec | InvalidSpec:
         return parse.parse_spec(raw)
     except pydantic.ValidationError as error:
         return InvalidSpec(parse.problems_of(error))
+
+
+def _find_unrenderable(target: ObservedObject) -> str | None:
+    """Try whether the spec can become a pod; only the rendering knows about overlays and names."""
+    if isinstance(target.spec, InvalidSpec):
+        return None
+    inputs = levers.inputs_of(target.spec)
+    try:
+        deployment.render_template(target.key.name, inputs, revision="try", rendered_by="")
+    except errors.InvalidSpecError as error:
+        return str(error)
+    return None
