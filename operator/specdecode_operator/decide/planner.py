@@ -28,6 +28,9 @@ _MOVED_BATCH: Final = 0.30
 # A K is tried beside one that is at most this much worse than the K in force: one bad block or a
 # dent in the landscape does not hide what lies beyond it.
 _NEAR: Final = 0.90
+# A K that was put back is tried again when its own figure is this far above the K in force, once
+# that was measured for longer: its baseline was a lucky one, or the machine has become slower.
+_OVERLOOKED: Final = 1.06
 # An untried K that a model to be relied on puts this far below the K in force is not tried.
 _HOPELESS: Final = 0.85
 
@@ -130,11 +133,12 @@ def choose_candidate(present: Present) -> Forecast | None:
     """Choose the K to try next, None where nothing is left to try at this batch.
 
     Candidates are untried and next to a K of this bucket that is known to be about as good as
-    the one in force; the best forecast wins, among equals the smaller K.
+    the one in force, or were put back and look clearly better now; the best forecast wins, among
+    equals the smaller K.
     """
     forecasts = [f for f in forecast_goodput(present) if f.k >= present.min_k or f.k == present.k]
     now = present.rate.tokens_per_second
-    candidates: list[Forecast] = []
+    candidates = [f for f in forecasts if f.measured and f.tokens_per_second > _OVERLOOKED * now]
     for one, other in pairwise(forecasts):
         for known, untried in ((one, other), (other, one)):
             if (

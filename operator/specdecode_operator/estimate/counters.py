@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 from specdecode_operator.api.conditions import Reason
 from specdecode_operator.domain.observation import MetricsSamples, Series
@@ -118,8 +118,7 @@ class Window:
         return self.end - self.start
 
 
-@dataclass(frozen=True)
-class _Increment:
+class _Increment(NamedTuple):
     name: str
     cell: tuple[int, ...]
     begun: float
@@ -314,8 +313,8 @@ def _to_stream(pod: str, counters: Sequence[_Counter]) -> _Stream:
     scrapes = tuple(sorted({moment for one in counters for moment, _ in one.samples}))
     increments = [one for counter in counters for one in _increments(counter, scrapes)]
     broken = [*_falls(counters), *_overfull(increments)]
-    trusted = [one for one in increments if not _overlaps(one, broken)]
-    return _Stream(pod, scrapes, tuple(one for one in trusted if one.amount > 0))
+    trusted = [one for one in increments if not _overlaps(one, broken)] if broken else increments
+    return _Stream(pod, scrapes, tuple(trusted))
 
 
 def _increments(counter: _Counter, scrapes: tuple[float, ...]) -> list[_Increment]:
@@ -331,6 +330,7 @@ def _increments(counter: _Counter, scrapes: tuple[float, ...]) -> list[_Incremen
     return [
         _Increment(counter.name, counter.cell, begun, ended, after - before)
         for (begun, before), (ended, after) in pairwise(samples)
+        if after > before
     ]
 
 
