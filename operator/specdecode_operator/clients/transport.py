@@ -198,7 +198,8 @@ class Transport:
 
 def _cause(error: Exception) -> str:
     """Name a failed connection in a few words."""
-    if isinstance(error, urllib3.exceptions.TimeoutError):
+    refused = isinstance(error, urllib3.exceptions.NewConnectionError)  # it is a time-out, too
+    if isinstance(error, urllib3.exceptions.TimeoutError) and not refused:
         return "timed out"
     inner = getattr(error, "reason", None) or error
     return f"{type(inner).__name__}: {inner}"[:200]
@@ -207,7 +208,7 @@ def _cause(error: Exception) -> str:
 def _raise(status: int, data: bytes, what: str) -> NoReturn:
     """Turn a refusal of the API server into an error of this package."""
     try:
-        message = json.loads(data)["message"]
+        message = str(json.loads(data)["message"])
     except (ValueError, KeyError, TypeError):
         message = data[:200].decode(errors="replace")
     sentence = f"{what}: {status} {message}"[:1000]
@@ -221,5 +222,8 @@ def _raise(status: int, data: bytes, what: str) -> NoReturn:
         415: errors.InvalidObjectError,
         422: errors.InvalidObjectError,
     }
+    # A field of the wrong type is answered as if the server had failed.
+    if status == 500 and "failed to create typed patch object" in message:
+        status = 422
     # 401 is transient: tokens rotate, and authentication may be a web hook that is down.
     raise by_status.get(status, errors.TransientError)(sentence)
