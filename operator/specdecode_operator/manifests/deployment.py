@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
-import pydantic
-
 from specdecode_operator.api import metadata, v1alpha1
 from specdecode_operator.domain.observation import ObjectKey, ObservedRevision
 from specdecode_operator.errors import InvalidSpecError
@@ -104,7 +102,7 @@ def read_deployment(raw: Mapping[str, Any]) -> ObservedRevision | None:
             replicas=int(spec.get("replicas", 1)),
             created_at=datetime.fromisoformat(meta["creationTimestamp"]),
         )
-    except (KeyError, TypeError, ValueError, pydantic.ValidationError):
+    except (KeyError, TypeError, ValueError):
         return None
 
 

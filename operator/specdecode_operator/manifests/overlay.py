@@ -7,7 +7,6 @@ delivery, the crash evidence) cannot be changed here: another field of the spec 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -83,7 +82,7 @@ def merge(base: Mapping[str, Any], patch: Mapping[str, Any], *, path: str) -> di
     directive = patch.get(_DIRECTIVE)
     if directive not in (None, "replace", "delete"):
         raise InvalidSpecError(f"{path}.{_DIRECTIVE} is {directive!r}: use replace or delete")
-    merged = {} if directive == "replace" else copy.deepcopy(dict(base))
+    merged = {} if directive == "replace" else dict(base)
     for key, value in patch.items():
         where = f"{path}.{key}"
         if key == _DIRECTIVE:
@@ -113,11 +112,11 @@ def _merge_value(base: Any, value: Any, *, key: str, path: str) -> Any:
 def _merge_list(base: Sequence[Any], patch: Sequence[Any], *, key: str, path: str) -> list[Any]:
     replaces = {_DIRECTIVE: "replace"} in patch
     items = [item for item in patch if item != {_DIRECTIVE: "replace"}]
-    kept = [] if replaces else copy.deepcopy(list(base))
+    kept = [] if replaces else list(base)
     if key in APPENDED:
-        return kept + [copy.deepcopy(item) for item in items if item not in kept]
+        return kept + [item for item in items if item not in kept]
     if key not in MERGE_KEYS:
-        return copy.deepcopy(items)
+        return items
     for position, item in enumerate(items):
         _merge_item(kept, item, key=key, path=f"{path}[{position}]")
     return kept

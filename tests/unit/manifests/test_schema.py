@@ -17,7 +17,13 @@ KINDS = {
     "PodDisruptionBudget": client.V1PodDisruptionBudget,
     "Service": client.V1Service,
 }
-PLAIN = {"str": str, "int": int, "bool": bool, "object": (str, int), "datetime": str}
+PLAIN: dict[str, type | tuple[type, ...]] = {
+    "str": str,
+    "int": int,
+    "bool": bool,
+    "object": (str, int),
+    "datetime": str,
+}
 
 
 def misfits(value: Any, kind: str, path: str) -> Iterator[str]:
