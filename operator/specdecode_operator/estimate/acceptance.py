@@ -105,7 +105,7 @@ def _interval(survival: float, log_variance: float, risk: float) -> tuple[float,
     """Return Greenwood's interval on the log scale; Wilson's where its variance is 0."""
     if survival <= 0.0 or log_variance <= 0.0:
         return wilson_interval(survival, risk)
-    spread = math.exp(Z_95 * math.sqrt(log_variance))
+    spread = math.exp(min(Z_95 * math.sqrt(log_variance), 700.0))
     return survival / spread, min(survival * spread, 1.0)
 
 
