@@ -32,6 +32,11 @@ class Connection:
         self._headers = _render_headers(target, parts.netloc)
         self._link: _Link | None = None
 
+    @property
+    def is_open(self) -> bool:
+        """Tell whether the next request goes over a connection that is there already."""
+        return self._link is not None and self._link.is_open
+
     async def exchange(
         self, method: str, path: str, *, receive: Receiver, body: bytes = b""
     ) -> wire.Head:
@@ -40,7 +45,7 @@ class Connection:
         Raises RequestError; the connection is then closed, and opened again for the next request.
         """
         link = self._link
-        if link is None or not link.is_open:
+        if link is None or not self.is_open:
             link = self._link = await self._open()
         request = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._headers}"
         request += f"content-length: {len(body)}\r\n\r\n"

@@ -318,13 +318,7 @@ def _build_with_go(cache: Path) -> None:
     with tempfile.TemporaryDirectory(dir=cache, prefix=".build-") as folder:
         for program in ("prometheus", "promtool"):
             _run(
-                [
-                    "go",
-                    "install",
-                    f"-tags={_GO_TAGS}",
-                    "-ldflags=-s -w",
-                    f"{module}/{program}@{GO_VERSION}",
-                ],
+                ["go", "install", *flags, f"{module}/{program}@{GO_VERSION}"],
                 cwd=Path(folder),
                 environment={"GOBIN": folder, "CGO_ENABLED": "0", "GOFLAGS": ""},
             )

@@ -113,6 +113,15 @@ class SseServer:
             self._thread.join()
             self._thread = None
 
+    def drop_connections(self) -> None:
+        """Abort every connection and go on listening."""
+
+        def drop() -> None:
+            for writer in list(self._writers):
+                writer.transport.abort()
+
+        self._events.call_soon_threadsafe(drop)
+
     async def _main(self, listener: socket.socket) -> None:
         self._events = asyncio.get_running_loop()
         self._stopping = asyncio.Event()

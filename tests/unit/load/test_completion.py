@@ -1,15 +1,18 @@
 """Completions over a real socket, from a server of known pace and planted failures."""
 
 import contextlib
+from collections.abc import Awaitable, Callable
 
 import pytest
+
 from specdecode_load.completion import Completion, complete
 from specdecode_load.connection import Connection
 from specdecode_load.lengths import Lengths
 from specdecode_load.target import ErrorKind, RequestError, Target
 from specdecode_load.workload import Workload
-
 from tests.support.sse_server import MODEL, Failure, Pace, SseServer
+
+Until = Callable[[Callable[[], object]], Awaitable[None]]
 
 
 def target_of(server: SseServer, **options: float) -> Target:
@@ -141,6 +144,18 @@ async def test_the_server_may_close_between_two_requests() -> None:
             await complete(connection, body, lambda tokens, ttft_seconds: None)
             server.say_close = True
             await complete(connection, body, lambda tokens, ttft_seconds: None)
+            await complete(connection, body, lambda tokens, ttft_seconds: None)
+        assert server.connections == 2
+
+
+async def test_a_connection_lost_while_idle_fails_no_request(until: Until) -> None:
+    with SseServer() as server:
+        body = Workload().request(0, model=MODEL, tokens_per_character=1.0)
+        with contextlib.closing(Connection(target_of(server))) as connection:
+            await complete(connection, body, lambda tokens, ttft_seconds: None)
+            assert connection.is_open
+            server.drop_connections()
+            await until(lambda: not connection.is_open)
             await complete(connection, body, lambda tokens, ttft_seconds: None)
         assert server.connections == 2
 

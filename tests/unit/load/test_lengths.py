@@ -2,6 +2,7 @@ import random
 import statistics
 
 import pytest
+
 from specdecode_load.lengths import LONGEST_TOKENS, Lengths
 
 

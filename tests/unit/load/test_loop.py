@@ -4,9 +4,9 @@ import time
 from collections.abc import Awaitable, Callable
 
 import pytest
+
 from specdecode_load import BackgroundLoop, ClosedLoop, ErrorKind, Lengths, Target, Workload
 from specdecode_load.loop import run_stage
-
 from tests.support.sse_server import MODEL, Failure, Pace, SseServer
 
 Until = Callable[[Callable[[], object]], Awaitable[None]]
@@ -54,12 +54,16 @@ async def test_streams_come_and_go_without_a_restart(until: Until) -> None:
             loop.set_concurrency(6)
             await until(lambda: server.running == 6)
             assert server.connections == 6
+            assert server.most_running == 6
             loop.set_concurrency(1)
             await until(lambda: server.running == 1)
+            server.most_running, sent = 0, len(server.requests)
+            await until(lambda: len(server.requests) > sent + 8)
+            assert server.most_running == 1
             loop.set_concurrency(3)
             await until(lambda: server.running == 3)
             assert loop.streams == 3
-        assert server.most_running == 6
+        assert server.connections <= 6 + 2
 
 
 async def test_a_stream_too_many_ends_with_its_request_and_not_in_it(until: Until) -> None:

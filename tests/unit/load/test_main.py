@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from specdecode_load.main import main
 
+from specdecode_load.main import main
 from tests.support.sse_server import Failure, Pace, SseServer
 
 

@@ -1,7 +1,7 @@
 import pytest
+
 from specdecode_load.probe import probe
 from specdecode_load.target import ErrorKind, RequestError
-
 from tests.support.sse_server import Failure, SseServer
 
 

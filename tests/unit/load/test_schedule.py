@@ -1,4 +1,5 @@
 import pytest
+
 from specdecode_load.schedule import Stage, parse_duration, parse_schedule
 
 
