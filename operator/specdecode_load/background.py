@@ -56,7 +56,7 @@ class BackgroundLoop:
         return window.stop()
 
     def stop(self) -> None:
-        """Give up all running requests and end the thread."""
+        """End open windows, give up all running requests and end the thread."""
         if self._thread.is_alive():
             self._events.call_soon_threadsafe(self._stopping.set)
             self._thread.join()
@@ -70,6 +70,9 @@ class BackgroundLoop:
             await self._stopping.wait()
 
     def _call(self, function: Callable[[], _Value]) -> _Value:
+        if not self._thread.is_alive():
+            return function()
+
         async def call() -> _Value:
             return function()
 

@@ -91,7 +91,9 @@ class ClosedLoop:
             window.stop()
 
     async def stop(self) -> None:
-        """Give up all running requests and close the connections."""
+        """End open windows, give up all running requests and close the connections."""
+        for window in list(self._windows):
+            window.stop()
         self._streams = 0
         workers = list(self._workers.values())
         for worker in workers:
