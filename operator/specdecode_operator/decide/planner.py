@@ -39,6 +39,9 @@ _MIN_CELLS: Final = 3
 _MIN_KS: Final = 2
 _MAX_MODEL_ERROR: Final = 0.15
 
+# The model's forecast of K=0 stands outside of all it was fitted to, and may be off by this much.
+_ERROR_AT_ZERO: Final = 0.10
+
 # Guesses that choose the direction of the first step, where nothing better is known.
 _GUESSED_HAZARD: Final = 0.7
 _GUESSED_TOKEN_COST: Final = 1 / 128
@@ -96,9 +99,14 @@ class Payoff:
     message: str
 
 
+def is_usable(cell: CellStatus) -> bool:
+    """Tell whether a cell's figures are numbers that can be divided by."""
+    return all(math.isfinite(x) and x > 0 for x in (cell.tokens_per_second, cell.mean_batch))
+
+
 def is_fresh(cell: CellStatus, *, mean_batch: float, acceptance: float | None) -> bool:
     """Tell whether a cell still speaks for the present load and acceptance."""
-    if not _is_usable(cell):
+    if not is_usable(cell):
         return False
     same_acceptance = (
         acceptance is None
@@ -151,28 +159,50 @@ def choose_candidate(present: Present) -> Forecast | None:
     return max(candidates, key=lambda f: (f.tokens_per_second, -f.k), default=None)
 
 
+def table_to_try(table: KTable, present: Present, k: int) -> KTable:
+    """Set K at the present bucket; a lower one for the rest of its row too, where unmeasured.
+
+    So no edge lies right above the load, where one joining request would cross it, and larger
+    batches start from the less daring K. A higher K is never spread: at a larger batch drafts
+    cost more.
+    """
+    tried = table.with_bucket(present.batch, k)
+    measured = {cell.batch for cell in present.cells}
+    bound = 2 * present.batch
+    while (
+        k < present.k
+        and bucket_first(bound) <= table.max_batch
+        and bound not in measured
+        and table.k_at(bucket_first(bound)) == present.k
+    ):
+        tried = tried.with_bucket(bound, k)
+        bound *= 2
+    return tried
+
+
 def does_speculation_pay(present: Present, *, min_gain_percent: float) -> Payoff | NoEstimate:
     """Compare the best measured K above 0 with K=0, which is measured or predicted.
 
-    It does not pay when K=0 is better by at least the minimum gain.
+    It does not pay when K=0 is better by the minimum gain, and where K=0 was not measured also
+    by the error that its forecast may have.
     """
     forecasts = forecast_goodput(present)
     live = [f for f in forecasts if f.k > 0 and f.measured]
-    off = next((f for f in forecasts if f.k == 0), None)
-    if not live or off is None or not (off.measured or _is_supported(fit_cells(present.cells))):
+    zero = next((f for f in forecasts if f.k == 0), None)
+    if not live or zero is None or not (zero.measured or _is_supported(fit_cells(present.cells))):
         return NoEstimate(
             Reason.COLLECTING, f"K=0 at {batch_range(present.batch)} cannot be told yet."
         )
     best = max(live, key=lambda f: f.tokens_per_second)
-    gain = 100 * (best.tokens_per_second / off.tokens_per_second - 1)
-    lost = 100 * (off.tokens_per_second / best.tokens_per_second - 1)
-    source = "measured" if off.measured else "predicted by the step-cost model, not measured"
+    lost = zero.tokens_per_second / best.tokens_per_second - 1
+    least = min_gain_percent / 100 + (0.0 if zero.measured else _ERROR_AT_ZERO)
+    source = "measured" if zero.measured else "predicted, not measured"
     return Payoff(
-        pays=lost < max(min_gain_percent, 1e-9),
+        pays=lost < max(least, 1e-9),
         message=(
-            f"at {batch_range(present.batch)} K={best.k} gives {best.tokens_per_second:.4g} tok/s "
-            f"({gain:+.1f} %) against {off.tokens_per_second:.4g} tok/s at K=0 ({source}; "
-            "K=0 keeps the drafter loaded, speculation off was not measured)"
+            f"{batch_range(present.batch)}: K=0 gives {zero.tokens_per_second:.4g} tok/s ({source}),"
+            f" {100 * lost:+.0f} % against K={best.k} with {best.tokens_per_second:.4g}; K=0 keeps "
+            "the drafter, speculation off itself was not measured"
         ),
     )
 
@@ -278,10 +308,6 @@ def _is_supported(cost: StepCost | NoEstimate) -> bool:
         and len(cost.ks) >= _MIN_KS
         and cost.relative_error <= _MAX_MODEL_ERROR
     )
-
-
-def _is_usable(cell: CellStatus) -> bool:
-    return all(math.isfinite(x) and x > 0 for x in (cell.tokens_per_second, cell.mean_batch))
 
 
 def _log_gains(present: Present) -> dict[int, float]:

@@ -1,0 +1,141 @@
+"""What runs now, measured: the K in force at the present batch bucket, and the cells remembered."""
+
+from __future__ import annotations
+
+from typing import Final, TypeGuard
+
+from specdecode_operator.api.conditions import Reason
+from specdecode_operator.api.v1alpha1 import CellStatus
+from specdecode_operator.decide import planner
+from specdecode_operator.decide.tuner_state import TunerState, reach
+from specdecode_operator.domain.table import bucket_first
+from specdecode_operator.estimate import load
+from specdecode_operator.estimate.acceptance import Survival
+from specdecode_operator.estimate.counters import NoEstimate, Window
+from specdecode_operator.estimate.goodput import Measurement, Rate, measure_goodput
+
+MAX_CELLS: Final = 128
+
+# Scrapes fall where they like: this much of a block is a block.
+WHOLE_BLOCK: Final = 0.9
+_PARTS: Final = 6
+# How many blocks ago the K in force may have been measured to be the baseline after a put-back.
+_BASELINE_BLOCKS: Final = 4
+_CELL_MOVED: Final = 0.05
+_CELL_AGE_SECONDS: Final = 300.0
+
+
+def measure_present(state: TunerState) -> tuple[TunerState, planner.Present] | NoEstimate:
+    """Measure the K in force at the batch bucket with most time now, and remember its cell."""
+    recent = load.recent_window(state.counters, now=state.now, seconds=state.block_seconds / 2)
+    if isinstance(recent, NoEstimate):
+        return recent
+    batch = load.busiest_batch(recent)
+    if batch is None:
+        return NoEstimate(Reason.NO_TRAFFIC, f"no step in the last {recent.seconds:.0f} s")
+    k = state.table.k_at(bucket_first(batch))
+    oldest = state.now - reach(state.inputs.min_block).total_seconds()
+    window = state.counters.window(start=max(state.changed_at.timestamp(), oldest), end=state.now)
+    measured = measure_block(state, window, batch=batch, k=k)
+    if is_whole(measured, state) and isinstance(window, Window):
+        survival = load.survival_now(state.counters, window)
+        state = _refresh_cell(state, measured, load.first_acceptance(window))
+        return state, to_present(state, batch=batch, k=k, rate=measured, survival=survival)
+    rate = _recent_rate(state, recent, batch=batch, k=k)
+    if rate is None:
+        said = f"{planner.batch_range(batch)}, K={k}: {progress(state, measured)}"
+        return NoEstimate(Reason.COLLECTING, said)
+    survival = load.survival_now(state.counters, recent)
+    return state, to_present(state, batch=batch, k=k, rate=rate, survival=survival)
+
+
+def to_present(
+    state: TunerState, *, batch: int, k: int, rate: Rate, survival: Survival | None
+) -> planner.Present:
+    """Put what the planner needs together."""
+    return planner.Present(
+        batch=batch,
+        k=k,
+        rate=rate,
+        survival=survival,
+        cells=tuple(state.tuning.cells),
+        envelope=state.inputs.envelope,
+        min_k=state.inputs.min_k,
+    )
+
+
+def measure_block(
+    state: TunerState, window: Window | NoEstimate, *, batch: int, k: int
+) -> Measurement | NoEstimate:
+    """Measure one (batch bucket, K) in a window, with its error."""
+    if isinstance(window, NoEstimate):
+        return window
+    parts = state.counters.parts(start=window.start, end=window.end, count=_PARTS)
+    return measure_goodput(window, batch=batch, k=k, parts=parts)
+
+
+def is_whole(measured: Measurement | NoEstimate, state: TunerState) -> TypeGuard[Measurement]:
+    """Tell whether a measurement is a full block at its bucket."""
+    return (
+        isinstance(measured, Measurement)
+        and measured.present_seconds >= WHOLE_BLOCK * state.block_seconds
+        and measured.steps >= state.inputs.min_steps
+    )
+
+
+def progress(state: TunerState, measured: Measurement | NoEstimate) -> str:
+    """Say how much of a block was seen."""
+    if isinstance(measured, NoEstimate):
+        return measured.message
+    return (
+        f"{measured.present_seconds:.0f} of {state.block_seconds:.0f} s and "
+        f"{measured.steps:.0f} of {state.inputs.min_steps} steps"
+    )
+
+
+def remember_cell(state: TunerState, measured: Measurement, acceptance: float | None) -> TunerState:
+    """Write a cell; the oldest go where they are too many."""
+    cell = CellStatus(
+        batch=measured.batch,
+        k=measured.k,
+        tokens_per_second=load.rounded(measured.tokens_per_second),
+        mean_batch=load.rounded(measured.mean_batch),
+        steps=int(min(measured.steps, 1e9)),
+        step_seconds=load.rounded(measured.step_seconds),
+        acceptance=None if acceptance is None else round(acceptance, 3),
+        measured_at=state.inputs.now,
+    )
+    others = [c for c in state.tuning.cells if (c.batch, c.k) != (cell.batch, cell.k)]
+    youngest = sorted([*others, cell], key=lambda c: c.measured_at)[-MAX_CELLS:]
+    return state.remember(cells=sorted(youngest, key=lambda c: (c.batch, c.k)))
+
+
+def _refresh_cell(state: TunerState, measured: Measurement, acceptance: float | None) -> TunerState:
+    """Write the cell of the K in force when it moved or grew old, not at every pass."""
+    cell = _find_cell(state, measured.batch, measured.k)
+    if cell is not None:
+        age = (state.inputs.now - cell.measured_at).total_seconds()
+        moved = abs(measured.tokens_per_second / cell.tokens_per_second - 1) > _CELL_MOVED
+        fresh = planner.is_fresh(cell, mean_batch=measured.mean_batch, acceptance=acceptance)
+        if fresh and not moved and age < _CELL_AGE_SECONDS:
+            return state
+    return remember_cell(state, measured, acceptance)
+
+
+def _recent_rate(state: TunerState, recent: Window, *, batch: int, k: int) -> Rate | None:
+    """Return the K in force as measured just before, at a load and acceptance like now's."""
+    cell = _find_cell(state, batch, k)
+    if cell is None:
+        return None
+    young = cell.measured_at >= state.inputs.now - _BASELINE_BLOCKS * state.inputs.min_block
+    fresh = planner.is_fresh(
+        cell,
+        mean_batch=load.mean_batch_at(recent, batch),
+        acceptance=load.first_acceptance(recent),
+    )
+    return Rate(cell.tokens_per_second, cell.mean_batch) if young and fresh else None
+
+
+def _find_cell(state: TunerState, batch: int, k: int) -> CellStatus | None:
+    usable = (c for c in state.tuning.cells if (c.batch, c.k) == (batch, k))
+    return next((cell for cell in usable if planner.is_usable(cell)), None)
