@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from specdecode_operator.api import metadata
+from specdecode_operator.domain import refusal
 from specdecode_operator.errors import InvalidSpecError
 
 FIELD: Final = "spec.engine.podTemplate"
@@ -42,20 +43,6 @@ ONE_OF: Final = {
 }
 KEEPS_ONLY_NAMED: Final = frozenset({"volumes", "env", "resourceClaims"})
 
-# Variables that the operator's plugin and its metrics stand on.
-MANAGED_VARIABLES: Final = frozenset(
-    {
-        "PROMETHEUS_MULTIPROC_DIR",
-        "SPECDECODE_ARM",
-        "SPECDECODE_TABLES",
-        "SPECDECODE_TERMINATION_LOG",
-        "VLLM_PLUGINS",
-        "VLLM_SERVER_DEV_MODE",
-        "VLLM_USE_RUST_FRONTEND",
-        "VLLM_USE_V2_MODEL_RUNNER",
-    }
-)
-
 _DIRECTIVE: Final = "$patch"
 _TOP: Final = {"metadata": frozenset({"labels", "annotations"}), "spec": None}
 
@@ -68,8 +55,8 @@ def apply_overlay(template: Mapping[str, Any], overlay: Mapping[str, Any]) -> di
     _check_shape(overlay)
     merged = merge(template, overlay, path=FIELD)
     before, after = _managed(template), _managed(merged)
-    for what, value in before.items():
-        if after.get(what) != value:
+    for what in {**before, **after}:
+        if before.get(what) != after.get(what):
             raise InvalidSpecError(f"{FIELD} changes {what}: {_advice(what)}")
     return merged
 
@@ -162,7 +149,6 @@ def _managed(template: Mapping[str, Any]) -> dict[str, Any]:
     meta, spec = template.get("metadata") or {}, template.get("spec") or {}
     labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
     engine = _find(spec.get("containers"), "name", metadata.ENGINE_CONTAINER) or {}
-    env = engine.get("env")
     return {
         **{
             f"the label {label}": labels.get(label)
@@ -174,7 +160,11 @@ def _managed(template: Mapping[str, Any]) -> dict[str, Any]:
         "the engine's image": engine.get("image"),
         "the engine's port": _find(engine.get("ports"), "containerPort", metadata.ENGINE_PORT),
         "the engine's terminationMessagePath": engine.get("terminationMessagePath"),
-        **{f"the variable {name}": _find(env, "name", name) for name in sorted(MANAGED_VARIABLES)},
+        **{
+            f"the variable {variable['name']}": variable
+            for variable in engine.get("env") or []
+            if refusal.find_variable_refusal(variable["name"]) is not None
+        },
         **{
             f"the volume {name}": _find(spec.get("volumes"), "name", name)
             for name in (metadata.TABLES_VOLUME, metadata.POD_VOLUME)

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from specdecode_operator import durations
 from specdecode_operator.api import metadata, v1alpha1
+from specdecode_operator.domain import refusal
 from specdecode_operator.errors import InvalidSpecError
 
 from . import arguments, overlay, owner
@@ -117,9 +118,10 @@ def _engine_container(inputs: v1alpha1.RevisionInputs) -> dict[str, Any]:
 def _environment(inputs: v1alpha1.RevisionInputs) -> list[dict[str, Any]]:
     """List the variables, ours first; the user's take the place of ours with the same name."""
     model, engine = inputs.model, inputs.engine
-    managed = sorted({v.name for v in engine.env} & overlay.MANAGED_VARIABLES)
-    if managed:
-        raise InvalidSpecError(f"spec.engine.env sets {managed[0]}, which is managed: leave it out")
+    for variable in engine.env:
+        instead = refusal.find_variable_refusal(variable.name)
+        if instead is not None:
+            raise InvalidSpecError(f"spec.engine.env sets {variable.name}: {instead}")
     plain = {
         "HOME": CACHE_FOLDER,
         "HF_HOME": MODELS_FOLDER,

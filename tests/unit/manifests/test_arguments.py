@@ -77,6 +77,10 @@ def test_a_live_table_names_every_k_of_the_envelope_at_the_top_rows() -> None:
     [
         ("liveTable Off", {"engine": {"liveTable": "Off"}, "speculation": DRAFT_MODEL}),
         ("a proposer with a fixed K", {"speculation": {**DRAFT_MODEL, "method": "suffix"}}),
+        (
+            "an engine of unknown version",
+            {"engine": {"image": "mine:latest"}, "speculation": DRAFT_MODEL},
+        ),
     ],
 )
 def test_k_is_static_with(situation: str, inputs: dict[str, Any]) -> None:

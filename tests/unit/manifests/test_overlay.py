@@ -150,6 +150,7 @@ def engine(**changes: Any) -> dict[str, Any]:
         (engine(env=[{"name": "SPECDECODE_ARM", "value": "/x"}]), "variable SPECDECODE_ARM"),
         (engine(env=[{"name": "SPECDECODE_TABLES", "$patch": "delete"}]), "SPECDECODE_TABLES"),
         (engine(env=[{"name": "VLLM_PLUGINS", "value": "x"}]), "the variable VLLM_PLUGINS"),
+        (engine(env=[{"name": "VLLM_DP_SIZE", "value": "2"}]), "the variable VLLM_DP_SIZE"),
         (engine(env=[{"$patch": "replace"}]), "the variable SPECDECODE_"),
         (engine(ports=[{"containerPort": 8000, "name": "web"}]), "changes the engine's port"),
         (
