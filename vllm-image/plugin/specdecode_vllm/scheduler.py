@@ -8,6 +8,7 @@ wrapped, counted and logged once.
 
 import copy
 import logging
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -88,10 +89,23 @@ class Hooks:
 
     @classmethod
     def attach(cls, scheduler: Any, config: Any) -> "Hooks | None":
-        """Build the hooks for a scheduler and start following its table; None when inert."""
+        """Build the hooks for a scheduler and start following its table; None when inert.
+
+        Raises what vLLM's objects raise when they are not as known, once that is counted.
+        """
         engine = Engine(scheduler, config)
         sink = metrics.EngineMetrics(engine.labels)
+        try:
+            return cls._attach(engine, sink)
+        except Exception:
+            sink.count_error("features")
+            raise
+
+    @classmethod
+    def _attach(cls, engine: "Engine", sink: metrics.EngineMetrics) -> "Hooks | None":
         sink.announce(engine.info)
+        if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+            logger.warning("specdecode plugin: no PROMETHEUS_MULTIPROC_DIR, nothing is exported")
         if engine.missing_attributes:
             logger.error("specdecode plugin: inert, vLLM lacks %s", engine.missing_attributes)
             sink.count_error("features")

@@ -159,19 +159,22 @@ def count_positions(lengths: Iterable[tuple[int, int]]) -> tuple[list[int], list
     A draft is at risk at a position it had if its earlier ones were all accepted; one shortened
     near max_tokens is at risk only where it still had a position (Kaplan-Meier's risk set).
     """
-    at_risk: list[int] = []
-    accepted: list[int] = []
+    rejected: list[int] = []  # by the position at which the draft was rejected
+    whole: list[int] = []  # by length, drafts accepted to their end
     for drafted, hits in lengths:
-        missing = drafted - len(at_risk)
-        if missing > 0:
-            at_risk.extend([0] * missing)
-            accepted.extend([0] * missing)
-        for position in range(min(hits, drafted)):
-            at_risk[position] += 1
-            accepted[position] += 1
+        while drafted >= len(whole):
+            rejected.append(0)
+            whole.append(0)
         if hits < drafted:
-            at_risk[hits] += 1
-    return at_risk, accepted
+            rejected[hits] += 1
+        else:
+            whole[drafted] += 1
+    accepted = [0] * len(whole)
+    for position in range(len(whole) - 2, -1, -1):
+        longer = position + 1
+        accepted[position] = accepted[longer] + rejected[longer] + whole[longer]
+    at_risk = [hits + misses for hits, misses in zip(accepted, rejected, strict=True)]
+    return at_risk[:-1], accepted[:-1]
 
 
 def _count_tokens(core_outputs: Any) -> int:
