@@ -75,7 +75,7 @@ func newContainer(p *podRunner, spec *v1.Container) *container {
 	return c
 }
 
-// set changes the status and has it reported.
+// set changes the status and has it reported; change runs with pod.mu held.
 func (c *container) set(change func(status *v1.ContainerStatus)) {
 	c.pod.mu.Lock()
 	change(&c.status)
@@ -237,12 +237,13 @@ func (c *container) execute(l *launch) (*instance, error) {
 
 func (c *container) recordStart(run *instance, l *launch) {
 	started := c.spec.StartupProbe == nil
+	id := c.id(run)
 	c.set(func(status *v1.ContainerStatus) {
 		c.running = run
 		status.RestartCount = int32(run.number)
 		setState(status, v1.ContainerState{Running: &v1.ContainerStateRunning{StartedAt: metav1.NewTime(run.startedAt)}})
 		status.ImageID = l.imageID
-		status.ContainerID = c.id(run)
+		status.ContainerID = id
 		status.Started = &started
 		status.Ready = started && c.spec.ReadinessProbe == nil
 	})

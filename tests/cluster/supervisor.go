@@ -14,6 +14,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -71,6 +72,7 @@ func runSupervisor(o options, report *os.File) error {
 	report.Close()
 	select {
 	case <-ctx.Done():
+		log.Print("told to stop")
 		return nil
 	case <-ownerGone(o.owner):
 		return fmt.Errorf("owner %d has ended", o.owner)

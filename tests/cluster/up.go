@@ -5,7 +5,6 @@ package main
 
 import (
 	"bufio"
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -31,10 +30,10 @@ func up(arguments []string) error {
 		return err
 	}
 	defer answer.Close()
-	interrupted, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	defer stop()
+	interrupted := make(chan os.Signal, 1)
+	signal.Notify(interrupted, syscall.SIGINT, syscall.SIGTERM)
 	go func() {
-		<-interrupted.Done()
+		<-interrupted
 		_ = syscall.Kill(pid, syscall.SIGTERM)
 	}()
 	line, _ := bufio.NewReader(answer).ReadString('\n')
