@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
+import logging
 import os
 from typing import Any
 
@@ -23,7 +24,10 @@ from specdecode_operator.loop.pods import Urgency
 
 from .storage import NoDiffBase, NoProgress
 
-_INSTALL_RETRY_SECONDS = 5.0
+logger = logging.getLogger(__name__)
+
+_INSTALL_RETRY_SECONDS = 2.0
+_LOGIN_PAUSE_SECONDS = 1.0
 _HEARTBEAT_SECONDS = 1.0
 _HEARTBEAT_LIMIT_SECONDS = 30.0
 _WARM_UP_SECONDS = 30.0
@@ -31,18 +35,13 @@ _WARM_UP_SECONDS = 30.0
 
 @kopf.on.startup()
 async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> None:
-    """Construct and start the application once the resource is installed."""
+    """Construct and start the application; Kopf watches once the resource is installed."""
     configure(settings)
     if "application" not in memo:
-        config = memo.get("config") or OperatorConfig.from_environment(os.environ)
-        memo.application = factory.build(config)
-    application: factory.Application = memo.application
-    try:
-        await asyncio.to_thread(application.check_installed)
-    except errors.OperatorError as error:
-        raise kopf.TemporaryError(str(error), delay=_INSTALL_RETRY_SECONDS) from None
-    application.start()
-    memo.tasks = [asyncio.create_task(beat(application)), asyncio.create_task(settle())]
+        memo.application = factory.build(OperatorConfig.from_environment(os.environ))
+    memo.application.start()
+    memo.tasks = [asyncio.create_task(beat(memo.application)), asyncio.create_task(settle())]
+    await wait_installed(memo.application)
 
 
 @kopf.on.cleanup()
@@ -55,9 +54,16 @@ async def stop(memo: kopf.Memo, **_: Any) -> None:
 
 
 @kopf.on.login()
-def log_in(memo: kopf.Memo, **_: Any) -> kopf.ConnectionInfo:
-    """Use the credentials that our own client found; asked again whenever they are refused."""
-    known = memo.application.connection.credentials()
+async def log_in(memo: kopf.Memo, **_: Any) -> kopf.ConnectionInfo:
+    """Use the credentials that our own client found; asked again whenever they are refused.
+
+    Kopf ends the operator when it gets the same credentials again, yet an API server that starts
+    refuses good ones for a moment: a priority that rises makes each answer another one.
+    """
+    memo.logins = memo.get("logins", 0) + 1
+    if memo.logins > 1:
+        await asyncio.sleep(_LOGIN_PAUSE_SECONDS)
+    known = await asyncio.to_thread(memo.application.connection.credentials)
     return kopf.ConnectionInfo(
         server=known.server,
         ca_path=known.ca_path,
@@ -66,6 +72,7 @@ def log_in(memo: kopf.Memo, **_: Any) -> kopf.ConnectionInfo:
         private_key_path=known.private_key_path,
         scheme=known.scheme,
         token=known.token,
+        priority=memo.logins,
     )
 
 
@@ -117,6 +124,19 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.queueing.idle_timeout = 1
     settings.queueing.worker_limit = None
     settings.process.ultimate_exiting_timeout = 25
+
+
+async def wait_installed(application: factory.Application) -> None:
+    """Return once the resource is served: what Kopf does not find at its start it never watches."""
+    told = ""
+    while True:
+        try:
+            return await asyncio.to_thread(application.check_installed)
+        except errors.OperatorError as error:
+            if str(error) != told:
+                logger.warning("waiting: %s", error)
+            told = str(error)
+        await asyncio.sleep(_INSTALL_RETRY_SECONDS)
 
 
 async def beat(application: factory.Application) -> None:

@@ -70,10 +70,6 @@ class Schedule:
         if wish is not None:
             self._push(wish)
 
-    def forget(self, key: ObjectKey) -> None:
-        """Drop what waits for an object that is gone; a pass that runs ends by itself."""
-        self._waiting.pop(key, None)
-
     def next_due(self) -> float | None:
         """When the next pass may begin, None when nothing waits."""
         while self._heap and self._waiting.get(self._heap[0][2].key) is not self._heap[0][2]:
@@ -136,11 +132,6 @@ class WorkQueue:
             again = None if again_seconds is None else now + again_seconds
             self._schedule.done(key, again=again, now=now)
             self._changed.notify()
-
-    def forget(self, key: ObjectKey) -> None:
-        """Drop what waits for an object that is gone."""
-        with self._changed:
-            self._schedule.forget(key)
 
     def count_due(self) -> int:
         """How many objects wait for a worker now."""

@@ -56,10 +56,11 @@ def test_a_wish_during_the_last_pass_of_an_object_stands() -> None:
     assert take_all(schedule, now=2) == [A]
 
 
-def test_an_object_that_is_gone_is_forgotten() -> None:
+def test_an_object_that_is_gone_leaves_nothing_behind() -> None:
     schedule = Schedule()
-    schedule.put(A, due=5, now=0)
-    schedule.forget(A)
+    schedule.put(A, due=0, now=0)
+    assert schedule.take(0)
+    schedule.done(A, again=None, now=1)
     assert schedule.next_due() is None
     assert len(schedule) == 0
 
