@@ -105,7 +105,7 @@ def test_a_deployment_becomes_available_and_its_service_follows_the_ready_pods(
     cluster: LocalCluster, core: Core, namespace: str, python: str
 ) -> None:
     # The pod serves its folder, in which it writes its own name first.
-    script = 'hostname > index.html; exec "$0" "$@"'
+    script = 'echo $HOSTNAME > index.html; exec "$0" "$@"'
     server = a_server(python, command=["sh", "-c", script, sys.executable])
     template = {"metadata": {"labels": {"app": "web"}}, "spec": {"containers": [server]}}
     apps = kubernetes.client.AppsV1Api(core.api_client)
@@ -138,7 +138,7 @@ def test_a_deployment_becomes_available_and_its_service_follows_the_ready_pods(
         answers = set()
         for _ in range(4):
             try:
-                answers.add(get(f"{url}/index.html").strip()[:])
+                answers.add(get(f"{url}/index.html").strip())
             except OSError:
                 answers.add("")
         return answers
@@ -448,18 +448,32 @@ def test_init_containers_run_first_and_share_volumes(
 
 
 def test_exec_runs_beside_the_container_and_logs_can_be_followed(
-    cluster: LocalCluster, core: Core, namespace: str, python: str
+    cluster: LocalCluster, core: Core, namespace: str, python: str, tmp_path: Path
 ) -> None:
-    script = "import time; print('first'); time.sleep(2); print('last')"
-    pod = a_pod("talks", python, script, env=[{"name": "WORD", "value": "inside"}])
+    script = """
+import os, time
+print("first")
+while not os.path.exists(os.environ["WORD"]):
+    time.sleep(0.01)
+print("last")
+"""
+    pod = a_pod("talks", python, script, env=[{"name": "WORD", "value": str(tmp_path / "go")}])
     pod["spec"]["restartPolicy"] = "Never"
     core.create_namespaced_pod(namespace, pod)
     await_log(cluster, namespace, "talks", "first")
     printed = cluster.kubectl("exec", "-n", namespace, "talks", "--", "sh", "-c", "echo $WORD")
-    assert printed.strip() == "inside"
+    assert printed.strip() == str(tmp_path / "go")
     with pytest.raises(ClusterError, match="exit code 7"):
         cluster.kubectl("exec", "-n", namespace, "talks", "--", "sh", "-c", "exit 7")
-    assert log_of(cluster, namespace, "talks", "-f").split() == ["first", "last"]
+    follow = [str(cluster.binary), "kubectl", "--kubeconfig", str(cluster.kubeconfig), "logs"]
+    with subprocess.Popen(
+        [*follow, "-f", "-n", namespace, "talks"], stdout=subprocess.PIPE, text=True
+    ) as following:
+        assert following.stdout is not None
+        assert following.stdout.readline() == "first\n"
+        (tmp_path / "go").touch()
+        assert following.stdout.readline() == "last\n"
+        assert following.wait(timeout=10) == 0
     assert log_of(cluster, namespace, "talks", "--tail", "1").strip() == "last"
 
 
