@@ -200,9 +200,10 @@ def does_speculation_pay(present: Present, *, min_gain_percent: float) -> Payoff
     return Payoff(
         pays=lost < max(least, 1e-9),
         message=(
-            f"{batch_range(present.batch)}: K=0 gives {zero.tokens_per_second:.4g} tok/s ({source}),"
-            f" {100 * lost:+.0f} % against K={best.k} with {best.tokens_per_second:.4g}; K=0 keeps "
-            "the drafter, speculation off itself was not measured"
+            f"{batch_range(present.batch)}: K=0 gives {zero.tokens_per_second:.4g} tok/s "
+            f"({source}), {100 * lost:+.0f} % against K={best.k} with "
+            f"{best.tokens_per_second:.4g}; K=0 keeps the drafter, speculation off itself was "
+            "not measured"
         ),
     )
 

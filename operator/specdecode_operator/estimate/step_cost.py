@@ -1,8 +1,10 @@
 """Step time as a function of batch and K, from the cells that were measured.
 
-T(batch, K) = c0 + c1·batch·(K+1) + c2·K + c3·K·batch, no coefficient below 0: a constant (weights
-are read once a step), a price per verified token, one per drafter pass and one per drafted token.
-Fitted to relative errors, so that the small fast cells count as much as the slow ones.
+T(batch, K) = c0 + c1·n + c2·√n + c3·K with n = batch·(K+1) tokens verified and no coefficient
+below 0: a constant (weights are read once a step), a price per token, a part of it that flattens
+as the machine fills, and one per drafter pass. K·batch is left out: beside n it cannot be told
+apart, and it made the forecast of K=0 from K>=1 far too good. Fitted to relative errors, so that
+the small fast cells count as much as the slow ones.
 """
 
 from __future__ import annotations
@@ -99,7 +101,8 @@ def fit_step_cost(observed: Iterable[StepTime]) -> StepCost | NoEstimate:
 
 
 def _features(batch: float, k: int) -> tuple[float, float, float, float]:
-    return (1.0, batch * (k + 1), float(k), k * batch)
+    tokens = batch * (k + 1)
+    return (1.0, tokens, math.sqrt(tokens), float(k))
 
 
 def _is_usable(one: StepTime) -> bool:

@@ -19,7 +19,13 @@ from tests.support.closed_loop import HIGH_ACCEPTANCE, KS, LOW_ACCEPTANCE, Lands
 
 
 def cost(batch: float, k: int) -> float:
-    return 0.010 + 0.0004 * batch * (k + 1) + 0.002 * k + 0.0001 * k * batch
+    tokens = batch * (k + 1)
+    return 0.010 + 0.0004 * tokens + 0.001 * math.sqrt(tokens) + 0.002 * k
+
+
+def cell_of(landscape: Landscape, batch: int, k: int) -> StepTime:
+    length = sum(landscape.hazard**position for position in range(k + 1))
+    return StepTime(batch, k, batch * length / landscape.at(batch, k), 100)
 
 
 def fitted(cells: list[StepTime]) -> StepCost:
@@ -43,15 +49,20 @@ def test_a_known_cost_is_recovered() -> None:
 
 @pytest.mark.parametrize("landscape", [HIGH_ACCEPTANCE, LOW_ACCEPTANCE])
 def test_it_fits_the_real_landscape_within_a_fifth(landscape: Landscape) -> None:
-    cells = [
-        StepTime(b, k, b * sum(landscape.hazard**i for i in range(k + 1)) / landscape.at(b, k), 100)
-        for b in landscape.goodput
-        for k in KS
-    ]
+    cells = [cell_of(landscape, b, k) for b in landscape.goodput for k in KS]
     model = fitted(cells)
     assert model.relative_error < 0.15
     for cell in cells:
         assert seconds(model, cell.batch, cell.k).seconds == pytest.approx(cell.seconds, rel=0.35)
+
+
+@pytest.mark.parametrize("landscape", [HIGH_ACCEPTANCE, LOW_ACCEPTANCE])
+def test_from_k_above_zero_it_tells_k_zero_within_a_sixth(landscape: Landscape) -> None:
+    model = fitted([cell_of(landscape, b, k) for b in landscape.goodput for k in KS if k > 0])
+    for batch in landscape.goodput:
+        zero, one = (seconds(model, batch, k).seconds for k in (0, 1))
+        truth = landscape.at(batch, 0) / landscape.at(batch, 1)
+        assert one / zero / (1 + landscape.hazard) == pytest.approx(truth, rel=1 / 6)
 
 
 def test_a_cell_of_more_steps_weighs_more() -> None:
