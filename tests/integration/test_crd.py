@@ -17,12 +17,15 @@ import pytest
 import yaml
 
 from specdecode_operator.api import crd, metadata, parse, rules, v1alpha1
+from specdecode_operator.domain import refusal
 from tests.support.cluster import LocalCluster, wait_for
 
 pytestmark = pytest.mark.integration
 
 Json = dict[str, Any]
-CRDS = Path(__file__).parents[2] / "crds"
+ROOT = Path(__file__).parents[2]
+CRDS = ROOT / "crds"
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 
 
 # --------------------------------------------------------------------------- the API server
@@ -338,6 +341,12 @@ REFUSED: dict[str, tuple[Json, str, str]] = {
         "spec.engine.extraArgs",
         "leave the flag out of engine.extraArgs, or set speculation.adaptiveVerification to",
     ),
+    "graphs in eager mode": (
+        {**speculating(), **with_arguments("--enforce-eager")},
+        "spec.engine.extraArgs",
+        "--enforce-eager records no CUDA graphs: leave it out of engine.extraArgs, or set "
+        "speculation.cudagraphMode to NONE",
+    ),
     "a table that starts at 2": (
         with_rows((2, 7)),
         TABLE,
@@ -452,6 +461,11 @@ ACCEPTED: dict[str, Json] = {
     "ngram": speculating(method="ngram", draftModel=None),
     "adaptive verification with full graphs": speculating(**AV, cudagraphMode="FULL_DECODE_ONLY"),
     "adaptive verification with the default graphs": speculating(**AV),
+    "no graphs in eager mode": {
+        **speculating(cudagraphMode="NONE"),
+        **with_arguments("--enforce-eager"),
+    },
+    "eager mode without speculation": with_arguments("--enforce-eager"),
     "piecewise graphs alone": speculating(cudagraphMode="PIECEWISE"),
     "a table of the envelope": with_rows((1, 7), (17, 3), (65, 0), envelope=[0, 1, 3, 7]),
     "0 and K_max, which no envelope needs to name": with_rows((1, 7), (5, 0), envelope=[3]),
@@ -468,6 +482,14 @@ def test_the_api_server_takes(objects: Resource, situation: str) -> None:
     made = objects.create(ACCEPTED[situation])
     # What the server makes of it is what the models make of it: defaults are the same.
     assert parse.parse_spec(made) == parse.parse_spec({"spec": ACCEPTED[situation]})
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_the_api_server_takes_the_example(objects: Resource, path: Path) -> None:
+    for manifest in yaml.safe_load_all(path.read_text("utf-8")):
+        if manifest["kind"] == metadata.KIND:
+            made = objects.create(manifest["spec"], name=manifest["metadata"]["name"])
+            assert not refusal.find_refusals(parse.parse_spec(made))
 
 
 def test_defaults_are_filled_in_where_people_look(objects: Resource) -> None:
@@ -567,6 +589,7 @@ OLD = {
     },
     "graphs that adaptive verification cannot have": speculating(**AV, cudagraphMode="NONE"),
     "adaptive verification with LoRA": {**speculating(**AV), **with_arguments("--enable-lora")},
+    "graphs in eager mode": {**speculating(), **with_arguments("--enforce-eager")},
     "a smallest K above K_max": {**speculating(), "tuning": {"minK": 60}},
     "an unsound table": with_rows((4, 60), (2, 9), envelope=[40]),
     "no draft model": speculating(draftModel=None),

@@ -83,12 +83,14 @@ REFUSED_FLAGS: Final[Mapping[str, str]] = {
 FLAGS_AGAINST_ADAPTIVE_VERIFICATION: Final = frozenset(
     {
         "--enable-lora",
-        "--enforce-eager",
         "--enable-return-routed-experts",
         "--pipeline-parallel-size",
         "--return-sampling-mask",
     }
 )
+
+# With it vLLM records no CUDA graphs, whatever it was told of their mode.
+EAGER: Final = "--enforce-eager"
 
 # One-dash form -> the flag that it stands for, of the flags above.
 SHORT_FLAGS: Final[Mapping[str, str]] = {

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from specdecode_operator.api import metadata, refused
-from specdecode_operator.api.v1alpha1 import MAX_BATCH, Switch
+from specdecode_operator.api.v1alpha1 import MAX_BATCH, CudagraphMode, Switch
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,12 @@ def _variable_rules() -> tuple[Rule, ...]:
 
 
 _AGAINST_AV: Final = _with_shorts(sorted(refused.FLAGS_AGAINST_ADAPTIVE_VERIFICATION))
-_AV_IS_OFF: Final = f"self.adaptiveVerification != '{Switch.ENABLED}'"
+_HAS_BOTH: Final = "has(self.speculation) && has(self.engine.extraArgs)"
+# Lists below oldSelf.value() cannot be compared: their size is what tells an edit.
+_SAME_ARGUMENTS: Final = (
+    "has(oldSelf.value().speculation) && has(oldSelf.value().engine.extraArgs) && "
+    "oldSelf.value().engine.extraArgs.size() == self.engine.extraArgs.size()"
+)
 _NO_FLAG: Final = Rule(
     "!self.startsWith('-')",
     "must not start with '-': vLLM would read it as a flag",
@@ -127,17 +132,22 @@ RULES: Final[Mapping[str, tuple[Rule, ...]]] = {
             "oldSelf.value().tuning.minK > oldSelf.value().speculation.numSpeculativeTokens",
         ),
         Rule(
-            "!has(self.speculation) || "
-            f"self.speculation.{_AV_IS_OFF.removeprefix('self.')} || "
-            "!has(self.engine.extraArgs) || "
-            f"!self.engine.extraArgs.exists(a, a.split('=', 2)[0] in {_one_of(_AGAINST_AV)})",
-            "vLLM refuses adaptive verification together with "
-            f"{', '.join(_AGAINST_AV)}: leave the flag out of engine.extraArgs, or set "
-            "speculation.adaptiveVerification to Disabled",
+            f"!({_HAS_BOTH} && self.speculation.adaptiveVerification == '{Switch.ENABLED}' && "
+            f"self.engine.extraArgs.exists(a, a.split('=', 2)[0] in {_one_of(_AGAINST_AV)}))",
+            f"vLLM refuses adaptive verification together with {', '.join(_AGAINST_AV)}: leave the "
+            "flag out of engine.extraArgs, or set speculation.adaptiveVerification to Disabled",
             field=".engine.extraArgs",
-            pardon="has(oldSelf.value().speculation) && has(oldSelf.value().engine.extraArgs) && "
-            f"!(oldSelf.value().speculation.{_AV_IS_OFF.removeprefix('self.')}) && "
-            "oldSelf.value().engine.extraArgs.size() == self.engine.extraArgs.size()",
+            pardon=f"{_SAME_ARGUMENTS} && "
+            f"oldSelf.value().speculation.adaptiveVerification == '{Switch.ENABLED}'",
+        ),
+        Rule(
+            f"!({_HAS_BOTH} && self.speculation.cudagraphMode != '{CudagraphMode.NONE}' && "
+            f"self.engine.extraArgs.exists(a, a == '{refused.EAGER}'))",
+            f"{refused.EAGER} records no CUDA graphs: leave it out of engine.extraArgs, or set "
+            "speculation.cudagraphMode to NONE",
+            field=".engine.extraArgs",
+            pardon=f"{_SAME_ARGUMENTS} && "
+            f"oldSelf.value().speculation.cudagraphMode != '{CudagraphMode.NONE}'",
         ),
     ),
     "spec.model.name": (_NO_FLAG,),
@@ -167,7 +177,8 @@ RULES: Final[Mapping[str, tuple[Rule, ...]]] = {
     "spec.engine.env[].name": _variable_rules(),
     "spec.speculation": (
         Rule(
-            f"{_AV_IS_OFF} || self.cudagraphMode.startsWith('FULL')",
+            f"self.adaptiveVerification != '{Switch.ENABLED}' || "
+            "self.cudagraphMode.startsWith('FULL')",
             "adaptive verification needs full CUDA graphs: set cudagraphMode to "
             "FULL_AND_PIECEWISE, FULL_DECODE_ONLY or FULL, or adaptiveVerification to Disabled",
             field=".cudagraphMode",

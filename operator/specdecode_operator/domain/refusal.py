@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from typing import Final
 
 from specdecode_operator.api import refused
-from specdecode_operator.api.v1alpha1 import Engine, Spec, Speculation, Switch
+from specdecode_operator.api.v1alpha1 import CudagraphMode, Engine, Spec, Speculation, Switch
 from specdecode_operator.durations import parse_duration
 from specdecode_operator.errors import InvalidTableError
 
@@ -106,8 +106,19 @@ def _find_refused_speculation(spec: Spec, speculation: Speculation) -> Iterator[
         lever.spec_table(speculation, spec.engine.max_num_seqs)
     except InvalidTableError as error:
         yield f"spec.speculation.kTable: {error}."
+    if speculation.cudagraph_mode is not CudagraphMode.NONE:
+        yield from _find_eager_refusals(spec.engine)
     if speculation.adaptive_verification is Switch.ENABLED:
         yield from _find_adaptive_verification_refusals(spec.engine, speculation)
+
+
+def _find_eager_refusals(engine: Engine) -> Iterator[str]:
+    for position, argument in enumerate(engine.extra_args):
+        if resolve_flag(argument, {refused.EAGER}):
+            yield (
+                f"spec.engine.extraArgs[{position}] gives {refused.EAGER}, which records no CUDA "
+                "graphs: leave it out, or set spec.speculation.cudagraphMode to NONE."
+            )
 
 
 def _find_adaptive_verification_refusals(engine: Engine, speculation: Speculation) -> Iterator[str]:

@@ -177,7 +177,9 @@ def test_every_short_form_stands_for_the_flag_that_vllm_says(version: str) -> No
 
 def test_no_refused_flag_is_misspelled() -> None:
     options = {option for version in FLAGS.values() for names in version for option in names}
-    known = refused.REFUSED_FLAGS.keys() | refused.FLAGS_AGAINST_ADAPTIVE_VERIFICATION
+    known = (
+        refused.REFUSED_FLAGS.keys() | refused.FLAGS_AGAINST_ADAPTIVE_VERIFICATION | {refused.EAGER}
+    )
     assert known - options == {"--omni"}  # read from the command line before it is parsed
 
 
@@ -221,7 +223,6 @@ AV_REFUSED = {
     "LoRA": ({"extraArgs": ["--enable-lora"]}, {}, "gives --enable-lora"),
     "LoRA in another spelling": ({"extraArgs": ["--enable_lora"]}, {}, "gives --enable-lora"),
     "pipeline parallelism": ({"extraArgs": ["-pp", "2"]}, {}, "gives --pipeline-parallel-size"),
-    "eager mode": ({"extraArgs": ["--enforce-eager"]}, {}, "gives --enforce-eager"),
 }
 
 
@@ -231,6 +232,18 @@ def test_adaptive_verification_is_refused_where_the_engine_would_refuse_it(situa
     (problem,) = refusal.find_refusals(a_spec(engine=engine, speculation={**AV, **speculation}))
     assert sentence in problem
     assert "set spec.speculation.adaptiveVerification to Disabled" in problem
+
+
+@pytest.mark.parametrize("argument", ["--enforce-eager", "--enforce_eager", "--enforce"])
+def test_graphs_are_refused_where_the_engine_would_record_none(argument: str) -> None:
+    engine = {"extraArgs": ["--seed=1", argument]}
+    (problem,) = refusal.find_refusals(a_spec(engine=engine, speculation={}))
+    assert problem == (
+        "spec.engine.extraArgs[1] gives --enforce-eager, which records no CUDA graphs: leave it "
+        "out, or set spec.speculation.cudagraphMode to NONE."
+    )
+    assert not refusal.find_refusals(a_spec(engine=engine, speculation={"cudagraphMode": "NONE"}))
+    assert not refusal.find_refusals(a_spec(engine=engine))
 
 
 def test_adaptive_verification_with_tensor_parallelism_passes() -> None:
