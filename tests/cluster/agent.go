@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"log"
 	"maps"
+	"net/url"
 	"os/signal"
 	"slices"
 	"sync"
@@ -32,10 +33,11 @@ import (
 
 type agent struct {
 	options
-	ctx      context.Context
-	client   kubernetes.Interface
-	services listersv1.ServiceLister
-	podIP    string
+	ctx       context.Context
+	client    kubernetes.Interface
+	apiserver *url.URL
+	services  listersv1.ServiceLister
+	podIP     string
 	// recorders holds one source of Events per node; its keys are our nodes.
 	recorders map[string]record.EventRecorder
 
@@ -60,7 +62,7 @@ func runAgent(arguments []string) error {
 	}
 	go watchOOMKills(ctx)
 	a := &agent{
-		options: o, ctx: ctx, client: client, podIP: machineAddress(),
+		options: o, ctx: ctx, client: client, apiserver: client.Discovery().RESTClient().Get().URL(), podIP: machineAddress(),
 		recorders: map[string]record.EventRecorder{}, runners: map[types.UID]*podRunner{},
 	}
 	if err := a.run(); err != nil {

@@ -19,7 +19,7 @@ type streams struct {
 // runCommand runs argv in the environment of a running instance and returns its
 // exit code. When ctx ends, the command and its group are killed.
 func (c *container) runCommand(ctx context.Context, run *instance, argv []string, s streams) (int32, error) {
-	rewrite, err := c.buildRewriter(&launch{messagePath: run.messagePath}, nil)
+	rewriter, err := c.buildRewriter(&launch{messagePath: run.messagePath}, nil)
 	if err != nil {
 		return 0, err
 	}
@@ -41,7 +41,7 @@ func (c *container) runCommand(ctx context.Context, run *instance, argv []string
 		go pump(writer, ourEnd, copied)
 	}
 	started, err := startProcess(processSpec{
-		argv: rewrite.arguments(argv), env: run.environment, dir: filepath.Join(run.folder, "home"),
+		argv: rewriter.Arguments(argv), env: run.environment, dir: filepath.Join(run.folder, "home"),
 		files: files, deathsig: syscall.SIGKILL,
 	})
 	closeAll(files)

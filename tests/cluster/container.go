@@ -138,6 +138,8 @@ func (c *container) runOnce(life context.Context, number int) (*ending, time.Dur
 		end = c.attend(life, run)
 	}
 	c.recordEnd(run, end)
+	// Told first, since this takes a look at every process of the machine.
+	killMarked(run.folder)
 	return end, time.Since(run.startedAt)
 }
 
@@ -288,7 +290,7 @@ func (c *container) attend(life context.Context, run *instance) *ending {
 	case <-run.process.done:
 	case <-life.Done():
 		c.event(v1.EventTypeNormal, "Killing", "Stopping container %s", c.spec.Name)
-		c.stop(c.pod.grace, run)
+		c.stopAtEndOfLife(run)
 	case why := <-unhealthy:
 		c.event(v1.EventTypeNormal, "Killing", "Container %s %s, will be restarted", c.spec.Name, why)
 		grace, cancel := context.WithTimeout(c.pod.grace, c.probeGrace())
@@ -297,7 +299,6 @@ func (c *container) attend(life context.Context, run *instance) *ending {
 	}
 	// A container ends with its first process, whatever that one started.
 	run.process.killGroup()
-	killMarked(run.folder)
 	return c.judge(run)
 }
 
@@ -308,10 +309,18 @@ func (c *container) probeGrace() time.Duration {
 			return time.Duration(*probe.TerminationGracePeriodSeconds) * time.Second
 		}
 	}
-	if seconds := c.pod.current().Spec.TerminationGracePeriodSeconds; seconds != nil {
-		return time.Duration(*seconds) * time.Second
+	return c.pod.gracePeriod()
+}
+
+// stopAtEndOfLife stops at the pace of the pod's deletion; a sidecar that is no
+// longer needed in a pod that stays has the same time for itself.
+func (c *container) stopAtEndOfLife(run *instance) {
+	grace, cancel := c.pod.grace, func() {}
+	if c.pod.starting.Err() == nil {
+		grace, cancel = context.WithTimeout(grace, c.pod.gracePeriod())
 	}
-	return 30 * time.Second
+	defer cancel()
+	c.stop(grace, run)
 }
 
 // stop runs the preStop hook, asks the process to end and kills it when grace

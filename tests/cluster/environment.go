@@ -69,6 +69,9 @@ func (p *podRunner) addServiceLinks(values map[string]string) error {
 	for _, variable := range envvars.FromServices(linked) {
 		values[variable.Name] = variable.Value
 	}
+	// Cluster IPs lead nowhere here, but the API server can be reached.
+	values["KUBERNETES_SERVICE_HOST"] = p.agent.apiserver.Hostname()
+	values["KUBERNETES_SERVICE_PORT"] = p.agent.apiserver.Port()
 	return nil
 }
 

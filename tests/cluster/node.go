@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"runtime"
 
 	"github.com/virtual-kubelet/virtual-kubelet/node"
 	v1 "k8s.io/api/core/v1"
@@ -53,7 +54,7 @@ func buildNode(name string, gpus, kubeletPort int) *v1.Node {
 			Labels: map[string]string{
 				v1.LabelHostname:         name,
 				v1.LabelOSStable:         "linux",
-				v1.LabelArchStable:       "amd64",
+				v1.LabelArchStable:       runtime.GOARCH,
 				"nvidia.com/gpu.product": "Simulated-GPU",
 			},
 		},
@@ -69,7 +70,7 @@ func buildNode(name string, gpus, kubeletPort int) *v1.Node {
 				KubeletEndpoint: v1.DaemonEndpoint{Port: int32(kubeletPort)},
 			},
 			NodeInfo: v1.NodeSystemInfo{
-				OperatingSystem: "linux", Architecture: "amd64", KubeletVersion: kubernetesVersion,
+				OperatingSystem: "linux", Architecture: runtime.GOARCH, KubeletVersion: kubernetesVersion,
 				ContainerRuntimeVersion: "process://1",
 			},
 		},

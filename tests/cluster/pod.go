@@ -135,6 +135,14 @@ func (p *podRunner) terminate(grace time.Duration) {
 	time.AfterFunc(grace, p.expel)
 }
 
+// gracePeriod is how long the pod may take to stop, by its own word.
+func (p *podRunner) gracePeriod() time.Duration {
+	if seconds := p.current().Spec.TerminationGracePeriodSeconds; seconds != nil {
+		return time.Duration(*seconds) * time.Second
+	}
+	return 30 * time.Second
+}
+
 // run returns when no process of the pod is left and its object is gone.
 func (p *podRunner) run() {
 	defer close(p.stopped)

@@ -197,10 +197,11 @@ func (s *supervisor) startPart(arguments []string, deathsig syscall.Signal) erro
 
 // waitFor polls a condition for at most two minutes, on a busy machine too.
 func (s *supervisor) waitFor(ctx context.Context, what string, ready func() error) error {
-	limit := time.After(2 * time.Minute)
+	started, limit := time.Now(), time.After(2*time.Minute)
 	for {
 		err := ready()
 		if err == nil {
+			log.Printf("%s: ready after %s", what, time.Since(started).Round(time.Millisecond))
 			return nil
 		}
 		select {
