@@ -623,3 +623,14 @@ class Status(ApiModel):
     )
     fall: FallStatus | None = Field(None, description="The fall to speculation off: its times.")
     faults: FaultsStatus = Field(default_factory=FaultsStatus, description="Faults of this object.")
+
+    def to_json(self) -> dict[str, Any]:
+        """Render as the API server takes it, without empty texts, lists and maps."""
+        return {name: _without_empty(value) for name, value in super().to_json().items() if value}
+
+
+def _without_empty(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    pruned = {name: _without_empty(inner) for name, inner in value.items()}
+    return {name: inner for name, inner in pruned.items() if inner not in ("", [], {}, None)}

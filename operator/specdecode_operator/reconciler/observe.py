@@ -195,7 +195,7 @@ def to_object(raw: Mapping[str, Any]) -> ObservedObject:
         resource_version=meta["resourceVersion"],
         deleting="deletionTimestamp" in meta,
         annotations=meta.get("annotations") or {},
-        spec=_to_spec(raw.get("spec") or {}),
+        spec=_to_spec(raw),
         status=to_status(raw),
     )
 
