@@ -8,10 +8,13 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import kubernetes
 import prometheus_client
 import pytest
 
+from tests.support.cluster import LocalCluster
 from tests.support.prometheus import LocalPrometheus, PrometheusError, build_configuration
 
 pytestmark = pytest.mark.integration
@@ -101,6 +104,49 @@ def test_the_configuration_for_pods_is_one_that_promtool_takes(tmp_path: Path) -
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+EXPORTER = """
+import prometheus_client, sys, threading
+prometheus_client.Gauge("answer", "A known value").set(42)
+prometheus_client.start_http_server(int(sys.argv[1]))
+threading.Event().wait()
+"""
+
+
+def an_exporter(name: str, image: str, annotations: dict[str, str]) -> dict[str, Any]:
+    container = {"name": "main", "image": image, "args": ["-c", EXPORTER, "8000"]}
+    return {
+        "metadata": {"name": name, "annotations": annotations},
+        "spec": {
+            "terminationGracePeriodSeconds": 1,
+            "containers": [{**container, "ports": [{"containerPort": 8000}]}],
+        },
+    }
+
+
+def test_annotated_pods_are_discovered_and_no_others(
+    cluster: LocalCluster, core: kubernetes.client.CoreV1Api, namespace: str, tmp_path: Path
+) -> None:
+    if cluster.external:
+        pytest.skip("a Prometheus outside that cluster does not reach its pods")
+    image = cluster.set_image("exporter", [sys.executable, "-u"])
+    annotations = {"prometheus.io/scrape": "true", "prometheus.io/port": "8000"}
+    core.create_namespaced_pod(namespace, an_exporter("silent", image, {}))
+    core.create_namespaced_pod(namespace, an_exporter("seen", image, annotations))
+    with LocalPrometheus(
+        tmp_path, kubeconfig=cluster.kubeconfig, scrape_interval="1s"
+    ) as prometheus:
+        selector = f'{{namespace="{namespace}"}}'
+        (sample,) = prometheus.wait_for(f"answer{selector} == 42")
+        pod = core.read_namespaced_pod("seen", namespace)
+        assert sample["metric"]["pod"] == "seen"
+        assert sample["metric"]["node"] == pod.spec.node_name
+        port = pod.metadata.annotations["prometheus.io/port"]
+        assert sample["metric"]["instance"] == f"{pod.status.pod_ip}:{port}"
+        assert len(prometheus.query(f"up{selector}")) == 1
+        core.delete_namespaced_pod("seen", namespace)
+        wait_until(lambda: prometheus.query(f"up{selector}") == [])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
