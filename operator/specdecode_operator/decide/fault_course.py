@@ -52,7 +52,7 @@ def follow(
 def find_signature(line: LogLine) -> Signature | None:
     """Return the first signature in the line, None where it only talks about one."""
     for signature in signatures.SIGNATURES:
-        match = signature.pattern.search(line.text)
+        match = signature.spelling.search(line.text, line.low)
         if match is None:
             continue
         if line.is_quiet_level and not signature.any_level:
@@ -68,7 +68,8 @@ def is_talk(line: LogLine, match: re.Match[str]) -> bool:
         return True
     if signatures.CODE.search(line.text):
         return True
-    if len(set(signatures.ERROR_NAMES.findall(line.text))) > 1:  # a table of error codes
+    names = {name.lower().replace("_", "") for name in signatures.ERROR_NAMES.findall(line.text)}
+    if len(names) > 1:  # a table of error codes
         return True
     if line.is_error_level or signatures.EXCEPTION.match(line.text):
         return False
@@ -96,7 +97,7 @@ class _Course:
         """Take one line in; return the answer as soon as there is one."""
         if self._note_frame(line) or self._is_code(line):
             return None
-        if signatures.ALIVE.search(line.text):
+        if signatures.ALIVE_HINT in line.low and signatures.ALIVE.search(line.text):
             self._note_life()
             return None
         if found := self._settle(line):
@@ -125,7 +126,7 @@ class _Course:
         signature = find_signature(line)
         fault_class = signature.fault_class if signature else FaultClass.ENGINE_CRASH
         is_unspecific = fault_class is FaultClass.ENGINE_CRASH and (
-            signatures.UNSPECIFIC.search(line.text) is not None
+            signatures.UNSPECIFIC.search(line.text, line.low) is not None
         )
         is_late = fault_class is FaultClass.CONFIG_REFUSED and self.ever_ready
         if signature and not is_unspecific and not is_late:
@@ -161,7 +162,7 @@ class _Course:
     def _hear_exception(self, line: LogLine) -> Classification | None:
         if signatures.REQUEST_AFTER.search(line.text):
             return None
-        if signatures.ECHO_EXCEPTIONS.search(line.text):
+        if signatures.ECHO_EXCEPTIONS.search(line.text, line.low):
             self.unsettled = self.unsettled or line
             return None
         if line.process in self.survived:
@@ -182,19 +183,19 @@ class _Course:
         return None
 
     def _note_announcement(self, line: LogLine) -> None:
-        if signatures.SURVIVED.search(line.text):
+        if signatures.SURVIVED.search(line.text, line.low):
             self.survived.add(line.process)
-        elif signatures.OPENERS.search(line.text):
+        elif signatures.OPENERS.search(line.text, line.low):
             self.opened |= {line.process, ""}
-        elif signatures.MARKERS.search(line.text) and not line.text.startswith("Killing"):
+        elif signatures.MARKERS.search(line.text, line.low) and not line.text.startswith("Killing"):
             self.unsettled = self.unsettled or line
 
     def _note_traceback(self, line: LogLine) -> None:
         self.in_config.discard(line.process)
         self.frames.pop(line.process, None)
-        if signatures.OPENERS.search(line.text):
+        if signatures.OPENERS.search(line.text, line.low):
             self.opened |= {line.process, ""}
-        elif signatures.SURVIVED.search(line.text):
+        elif signatures.SURVIVED.search(line.text, line.low):
             self.survived.add(line.process)
 
     def _settle(self, line: LogLine) -> Classification | None:
@@ -221,7 +222,7 @@ class _Course:
         return self.held or self.engine_error or server_error
 
     def _note_end_asked(self, line: LogLine) -> bool:
-        if not signatures.ASKED_TO_END.search(line.text) or line.is_error_level:
+        if not signatures.ASKED_TO_END.search(line.text, line.low) or line.is_error_level:
             return False
         is_vague = line.text.startswith("Shutting down")
         if is_vague and (self.marker or self.engine_error or self.opened):
@@ -255,8 +256,8 @@ class _Course:
 
 def _is_telling(line: LogLine) -> bool:
     return (
-        signatures.MARKERS.search(line.text) is not None
-        or signatures.ASKED_TO_END.search(line.text) is not None
+        signatures.MARKERS.search(line.text, line.low) is not None
+        or signatures.ASKED_TO_END.search(line.text, line.low) is not None
         or find_signature(line) is not None
     )
 

@@ -4,7 +4,8 @@ Logs come as the container runtime, a log shipper or a person kept them: with pr
 quotes, cut lines, newest line first, megabytes of chatter, and prompts that quote errors. Here
 they become plain lines in time order; what they mean is not decided here.
 
-Blocks without any needle are skipped whole, so that 200 MB take seconds and little memory.
+A line is looked at closely only when its letters hold one of a few words, and a shape of chatter
+is looked through once: 200 MB take seconds and little memory.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from specdecode_operator.decide import fault_signatures as signatures
 
 BLOCK_CHARACTERS = 1 << 18
-MAX_LINE_CHARACTERS = 1 << 20  # of a longer line the middle is dropped
+MAX_LINE_CHARACTERS = 1 << 20  # of a longer line the middle is dropped, to bound memory
+MAX_TEXT_CHARACTERS = 1 << 14  # and this much of it is judged
 
 _LEVELS = "TRACE|DEBUG|INFO|NOTICE|WARNING|WARN|ERROR|CRITICAL|FATAL"
 _ERROR_LEVELS = frozenset({"ERROR", "CRITICAL", "FATAL", "E", "F", "C"})
@@ -33,7 +37,6 @@ _ANSI = re.compile(
 )
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 _CRI = re.compile(r"^\d{4}-\d\d-\d\dT\S+ (?P<stream>stdout|stderr) (?P<tag>[FP])(?::\S*)? ?")
-_CRI_PARTIAL = re.compile(r" std(?:out|err) P")
 _STAMP = r"\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?: ?(?:Z|UTC|[+-]\d\d:?\d\d))?"
 # Tried again and again at the front of a line until none fits.
 _PREFIX = re.compile(
@@ -55,6 +58,14 @@ _PREFIX = re.compile(
     r"|(?P<kernel>kernel:)|\[ *\d+\.\d{6}\]"
     r")(?: |$|(?=\[))"
 )
+# Groups that name a process, and how; every other group is a level.
+_PROCESS_NAMES = {
+    "process": "{}",
+    "rank": "{}",
+    "scheduler": "{}",
+    "mpi": "rank{}",
+    "kernel": "kernel",
+}
 _CLOCK = re.compile(r"(?:(?P<month>\d\d)[-/](?P<day>\d\d)[T ]|\b)(?P<time>\d\d:\d\d:\d\d)\b")
 _JSON_MESSAGES = ("message", "msg", "log", "event", "text", "body")
 _JSON_LEVELS = ("level", "levelname", "severity", "log.level")
@@ -79,6 +90,11 @@ class LogLine:
     level: str = ""
     indent: int = 0
     number: int = 0
+
+    @cached_property
+    def low(self) -> str:
+        """The text in lower case."""
+        return self.text.lower()
 
     @property
     def is_error_level(self) -> bool:
@@ -153,13 +169,14 @@ def clean(raw: str, number: int = 0) -> list[LogLine]:
 
     A quoted or structured line may hold several, a traceback for instance.
     """
-    text = _CONTROL.sub("", _ANSI.sub("", raw)).rstrip()
+    text = _CONTROL.sub("", _ANSI.sub("", _cut(raw, MAX_LINE_CHARACTERS))).rstrip()
     level = ""
     if text[:1] == '"' and text[-1:] == '"':
         text = _unquote(text)
     if text[:1] == "{" and text[-1:] == "}":
         text, level = _from_json(text)
-    lines = (_strip_prefixes(each, level, number) for each in text.split("\n"))
+    parts = (_cut(part, MAX_TEXT_CHARACTERS) for part in text.split("\n"))
+    lines = (_strip_prefixes(part, level, number) for part in parts)
     return [line for line in lines if line.text]
 
 
@@ -167,27 +184,17 @@ def _strip_prefixes(text: str, level: str, number: int) -> LogLine:
     process = ""
     at = 0
     while at < len(text) and (match := _PREFIX.match(text, at)):
-        groups = match.groupdict()
-        process = _process_of(groups) or process
-        level = _level_of(groups) or level
+        kind = match.lastgroup or ""
+        value = match[kind].strip() if kind else ""
+        if kind in _PROCESS_NAMES:
+            process = _PROCESS_NAMES[kind].format(value) or process
+        elif kind:
+            level = value.upper()
         at = match.end()
-        if groups["uvicorn"]:
+        if kind == "uvicorn":
             at = len(text) - len(text[at:].lstrip())
     body = text[at:].strip()
     return LogLine(body, process, level, len(text[at:].rstrip()) - len(body), number)
-
-
-def _process_of(groups: dict[str, str | None]) -> str:
-    if groups["kernel"]:
-        return "kernel"
-    if groups["mpi"]:
-        return f"rank{groups['mpi']}"
-    return (groups["process"] or groups["rank"] or groups["scheduler"] or "").strip()
-
-
-def _level_of(groups: dict[str, str | None]) -> str:
-    names = ("level", "uvicorn", "c10", "glog", "ray", "tag", "stamped")
-    return next((found for name in names if (found := groups[name])), "").upper()
 
 
 def _unquote(text: str) -> str:
@@ -211,6 +218,11 @@ def _from_json(text: str) -> tuple[str, str]:
     return message.strip("\n"), level.upper()
 
 
+def _cut(text: str, most: int) -> str:
+    """Keep both ends of what is too long: prefixes stand at one, errors often at the other."""
+    return text if len(text) <= most else text[: most // 2] + text[-most // 2 :]
+
+
 def _whole_lines(chunks: Iterable[str]) -> Iterator[str]:
     """Regroup chunks so that each ends with the end of a line; keep the ends of endless lines."""
     rest = ""
@@ -218,9 +230,7 @@ def _whole_lines(chunks: Iterable[str]) -> Iterator[str]:
         end = chunk.rfind("\n")
         if end < 0:
             rest += chunk
-            if len(rest) > MAX_LINE_CHARACTERS:
-                half = MAX_LINE_CHARACTERS // 2
-                rest = rest[:half] + rest[-half:]
+            rest = _cut(rest, MAX_LINE_CHARACTERS)
             continue
         yield rest + chunk[:end]
         rest = chunk[end + 1 :]
@@ -228,8 +238,22 @@ def _whole_lines(chunks: Iterable[str]) -> Iterator[str]:
         yield rest
 
 
-def _has_needle(low: str) -> bool:
-    return any(needle in low for needle in signatures.NEEDLES)
+# The shape of a line: its letters in lower case. Chatter has few shapes, whatever its figures.
+_KEPT = b'abcdefghijklmnopqrstuvwxyz "_\n'
+_TO_LOWER = bytes(range(256)).lower()
+_DROPPED = bytes(byte for byte in range(256) if _TO_LOWER[byte] not in _KEPT)
+_MAX_SHAPES = 4096
+_MAX_SHAPE_BYTES = 1024
+_HEAD_BYTES = 160  # where a line's own words begin, not what it quotes
+
+
+def _shapes(block: str) -> list[bytes]:
+    """Return the shape of each line."""
+    return block.encode("utf-8", "replace").translate(_TO_LOWER, _DROPPED).split(b"\n")
+
+
+def _has_needle(shape: bytes) -> bool:
+    return any(needle in shape for needle in signatures.NEEDLES)
 
 
 @dataclass
@@ -237,6 +261,9 @@ class _Reader:
     """The little that must be remembered from line to line."""
 
     number: int = 0
+    dull: set[bytes] = field(default_factory=set)  # shapes known to hold no needle
+    lively: set[bytes] = field(default_factory=set)  # shapes of the lines that count tokens
+    alive: deque[str] = field(default_factory=lambda: deque(maxlen=2))
     partial: dict[str, str] = field(default_factory=dict)
     prompt_quote: str = ""
 
@@ -244,32 +271,38 @@ class _Reader:
         for block in blocks:
             # A wide encoding, read as if it were UTF-8, has a NUL beside each letter.
             text = block.replace("\x00", "") if "\x00" in block else block
-            yield from self._skip(text) if self._is_dull(text) else self._read_block(text)
+            is_split = bool(self.partial) or " stdout P" in text or " stderr P" in text
+            for raw, shape in zip(text.split("\n"), _shapes(text), strict=True):
+                self.number += 1
+                if is_split:
+                    yield from self._take_split(raw)
+                elif shape in self.lively:
+                    self.alive.append(raw)
+                elif self.prompt_quote or shape not in self.dull:
+                    yield from self._take(raw, shape)
         for rest in self.partial.values():
-            yield from clean(rest, self.number)
+            yield from self._take(rest, _shapes(rest)[0])
 
-    def _is_dull(self, block: str) -> bool:
-        if self.partial or self.prompt_quote or _CRI_PARTIAL.search(block):
-            return False
-        return not _has_needle(block.lower())
+    def _take_split(self, raw: str) -> Iterator[LogLine]:
+        """Take a line that may be a part of one."""
+        whole = self._join(raw)
+        if whole is not None:
+            yield from self._take(whole, _shapes(whole)[0])
 
-    def _skip(self, block: str) -> Iterator[LogLine]:
-        self.number += block.count("\n") + 1
-        self._watch_prompt(block[max(0, block.rfind("Received request")) :])
-        at = block.rfind("throughput")
-        if at >= 0:
-            line = block[block.rfind("\n", 0, at) + 1 : at + 60].partition("\n")[0]
-            yield from clean(line, self.number)
-
-    def _read_block(self, block: str) -> Iterator[LogLine]:
-        for raw in block.replace("\r\n", "\n").replace("\r", "\n").split("\n"):
-            self.number += 1
-            whole = self._join(raw)
-            if whole is None or self._is_prompt(whole):
-                continue
-            low = whole.lower()
-            if "throughput" in low or _has_needle(low):
-                yield from clean(whole, self.number)
+    def _take(self, raw: str, shape: bytes) -> Iterator[LogLine]:
+        if self._is_prompt(raw) or shape.find(b"received request", 0, _HEAD_BYTES) >= 0:
+            return
+        if not _has_needle(shape):
+            is_lively = b"gen" in shape and b" throughput" in shape
+            if is_lively:
+                self.alive.append(raw)
+            if len(shape) <= _MAX_SHAPE_BYTES and len(self.dull) < _MAX_SHAPES:
+                (self.lively if is_lively else self.dull).add(shape)
+            return
+        while self.alive:
+            yield LogLine(self.alive.popleft(), number=self.number)
+        for part in _CRI.sub("", raw).split("\r"):
+            yield from clean(part, self.number)
 
     def _join(self, raw: str) -> str | None:
         """Put the parts of a line together that the container runtime split."""

@@ -9,8 +9,29 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import cached_property
 
 from specdecode_operator.domain.evidence import FaultClass
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """Alternatives that are searched only in a line that holds one of the hints (lower case).
+
+    A regular expression costs a hundred times what looking for a word costs.
+    """
+
+    hints: tuple[str, ...]
+    alternatives: tuple[str, ...]
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """The alternatives as one expression."""
+        return re.compile("|".join(f"(?:{each})" for each in self.alternatives), re.IGNORECASE)
+
+    def search(self, text: str, low: str) -> re.Match[str] | None:
+        """Search a text, given in lower case too."""
+        return self.pattern.search(text) if any(hint in low for hint in self.hints) else None
 
 
 class Weight(Enum):
@@ -29,13 +50,17 @@ class Signature:
     """
 
     fault_class: FaultClass
-    pattern: re.Pattern[str]
+    spelling: Spelling
     weight: Weight = Weight.CAUSE
     any_level: bool = False
 
 
-def _any_of(*alternatives: str) -> re.Pattern[str]:
-    return re.compile("|".join(f"(?:{each})" for each in alternatives), re.IGNORECASE)
+def _any_of(hints: str, *alternatives: str) -> Spelling:
+    return Spelling(tuple(hints.split("|")), alternatives)
+
+
+def _plain(*alternatives: str) -> re.Pattern[str]:
+    return Spelling((), alternatives).pattern
 
 
 HARDWARE_XIDS = (48, 62, 63, 64, 79, 94, 95, 119, 154, 171)
@@ -51,8 +76,9 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         FaultClass.GPU_HARDWARE,
         _any_of(
+            "xid|fallen off|gpu is lost|uncorrectable|double",
             rf"{_XID}(?:{'|'.join(map(str, HARDWARE_XIDS))})\b",
-            rf"{_XID}31\b.*UNRECOGNIZED_CLIENT",
+            rf"{_XID}31\b.{{0,300}}UNRECOGNIZED_CLIENT",
             r"GPU has fallen off the bus",
             r"\bGPU is lost\b",
             r"uncorrectable (?:ECC|NVLink) error",
@@ -65,6 +91,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         FaultClass.ILLEGAL_MEMORY_ACCESS,
         _any_of(
+            "illegal|700|memory access fault|hsa_status",
             r"an illegal memory access was encountered",
             rf"{_DEVICE}\b[^:]{{0,60}}:\s*(?:an )?illegal memory access\b",
             r"(?:cuda|hip)ErrorIllegalAddress",
@@ -79,8 +106,9 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         FaultClass.DEVICE_ASSERT,
         _any_of(
+            "assert",
             r"device-side assert triggered",
-            r"block: \[\d+, ?\d+, ?\d+\], thread: \[\d+, ?\d+, ?\d+\].*\bassert",
+            r"block: \[\d+, ?\d+, ?\d+\], thread: \[\d+, ?\d+, ?\d+\].{0,300}\bassert",
             r"(?:cuda|hip)ErrorAssert\b|CUDA_ERROR_ASSERT\b",
         ),
         any_level=True,
@@ -88,10 +116,11 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         FaultClass.OOM_KILLED,
         _any_of(
+            "memory|oom-kill",
             # The host's memory: Ray's monitor and the kernel.
             r"ray\.exceptions\.OutOfMemoryError",
             r"killed due to (?:the node running low on memory|memory pressure)",
-            rf"oom-kill:.*\btask=[^,]*{_ENGINE}",
+            rf"oom-kill:.{{0,300}}\btask=[^,]*{_ENGINE}",
             rf"out of memory: killed process \d+ \([^)]*{_ENGINE}",
         ),
         any_level=True,
@@ -99,28 +128,30 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         FaultClass.CUDA_OUT_OF_MEMORY,
         _any_of(
+            "memory|alloc|exhausted",
             r"\b(?:CUDA|HIP|XPU|NPU|GPU|MPS|Triton)\b.{0,60}\bout of memory",
             r"(?<!ray\.exceptions\.)\bOutOfMemoryError\b",
             r"(?:cuda|hip)ErrorMemoryAllocation|(?:cuda|hip)ErrorOutOfMemory",
             r"(?:CUDA|HIP)_ERROR_OUT_OF_MEMORY|\b(?:CU|HIP)BLAS_STATUS_ALLOC_FAILED",
             r"cudaMalloc\w* failed",
             r"lack of device memory|(?:device|GPU) memory (?:is )?exhausted",
-            r"RESOURCE_EXHAUSTED\b.*(?:hbm|memory)",
+            r"RESOURCE_EXHAUSTED\b.{0,300}(?:hbm|memory)",
             # vLLM's own words, before anything was allocated
             r"no available memory for the cache blocks",
-            r"free memory on device.*less than desired GPU memory utilization",
-            r"KV cache is needed.*larger than the available KV cache memory",
+            r"free memory on device.{0,200}less than desired GPU memory utilization",
+            r"KV cache is needed.{0,200}larger than the available KV cache memory",
         ),
     ),
     Signature(
         FaultClass.COLLECTIVE_TIMEOUT,
         _any_of(
+            "watchdog|heartbeat|collective|timing out|timed out|timeout",
             r"watchdog caught collective operation timeout",
             r"ProcessGroupNCCL's watchdog got stuck",
-            r"heartbeat ?monitor.*(?:timed out|terminating the process)",
+            r"heartbeat ?monitor.{0,200}(?:timed out|terminating the process)",
             r"dump signal due to a collective timeout",
             r"NCCL operations have failed or timed out",
-            r"WorkNCCL\(.*before timing out",
+            r"WorkNCCL\(.{0,300}before timing out",
             r"no heartbeat of its watchdog",
             r"\bNCCL (?:operation|collective|communicator|watchdog)s?\b.{0,60}\btime(?:out|d out)",
         ),
@@ -129,6 +160,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         FaultClass.ENGINE_HANG,
         _any_of(
+            "timed out|timeout|hang detected",
             r"RPC call to \w+ timed out",
             r"(?:engine|executor) (?:iteration|step|core)\b.{0,20}timed out",
             r"^Watchdog timeout\b",  # SGLang's: its scheduler stands still
@@ -140,8 +172,9 @@ SIGNATURES: tuple[Signature, ...] = (
         FaultClass.OOM_KILLED,
         # SIGKILL that nobody in the pod sends: the kernel's memory killer.
         _any_of(
+            "-9|signal",
             r"exit ?code:? ?-9\b",
-            r"Failed core proc\(s\): \{.*: -9\b",
+            r"Failed core proc\(s\): \{.{0,300}: -9\b",
             r"(?:killed by|died from|exited (?:with|on)) signal (?:9\b|SIGKILL)",
         ),
         weight=Weight.CONSEQUENCE,
@@ -149,6 +182,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         FaultClass.CONFIG_REFUSED,
         _any_of(
+            ": error: ",
             r"^(?:[\w./-]+ )*[\w./-]+: error: (?:unrecognized arguments|argument |ambiguous option"
             r"|the following arguments|invalid |unknown )",
         ),
@@ -156,6 +190,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         FaultClass.ENGINE_CRASH,
         _any_of(
+            "error|segfault|segmentation|illegal instruction",
             r"\b(?:CUDA|HIP) (?:runtime |driver )?error\b.{0,200}?: \S",
             r"Triton Error \[\w+\]: \S",
             r"\bsegfault encountered\b|segmentation fault|\bbus error\b|illegal instruction",
@@ -166,10 +201,12 @@ SIGNATURES: tuple[Signature, ...] = (
 # Says that the engine ended, and nothing about why: the cause stands before it, or in the
 # traceback right behind it.
 MARKERS = _any_of(
+    "enginecore|workerproc|engine |died|output_handler|background loop|sigquit|fatal python"
+    "|core dumped|aborted|noticed|childfailed|terminated",
     r"EngineCore (?:encountered a fatal error|failed to start)",
     r"WorkerProc (?:failed to start|initialization failed)",
     r"engine core (?:initialization failed|proc \S+ died)",
-    r"engine process (?:failed to start|.*died)",
+    r"engine process (?:failed to start|.{0,80}died)",
     r"died unexpectedly|\bdied, exit ?code",
     r"output_handler failed",
     r"background loop (?:has errored|is stopped)",
@@ -181,12 +218,14 @@ MARKERS = _any_of(
 )
 # A library met an error of the device and does not say which: what the device says decides.
 UNSPECIFIC = _any_of(
+    "unhandled|_status_|previous error",
     r"unhandled cuda error|unhandled system error",
     r"\b(?:CU|HIP|ROC)[A-Z]{2,8}_STATUS_(?:\w*_)?(?:FAILED|ERROR)\b",
     r"previous error during capture",
 )
 # The exception that follows from the same process ended it.
 OPENERS = _any_of(
+    "exception|executing|terminate called",
     r"\bhit an exception\b",
     r"Error executing method",
     r"Exception in worker",
@@ -194,15 +233,19 @@ OPENERS = _any_of(
 )
 # An exception that only repeats somebody else's end, or a client that went away.
 ECHO_EXCEPTIONS = _any_of(
-    r"Engine(?:Dead|Gen\w*)?Error\b.*(?:see stack trace|encountered an issue)|EngineDeadError",
+    "engine|ray|actordied|workercrashed|cancelled|connection|brokenpipe|eoferror|interrupt|exit"
+    "|disconnect|worker failed",
+    r"Engine(?:Dead|Gen\w*)?Error\b.{0,300}(?:see stack trace|encountered an issue)",
+    r"EngineDeadError",
     r"Engine core initialization failed|Engine process \(pid \d+\) died",
     r"RayTaskError|ActorDiedError|WorkerCrashedError|RayActorError",
     r"^(?:[\w.]+\.)?(?:CancelledError|ConnectionResetError|ConnectionRefusedError|BrokenPipeError"
     r"|EOFError|KeyboardInterrupt|SystemExit|GeneratorExit|ClientDisconnect)\b",
-    r"Worker failed with error.*please check the stack trace",
+    r"Worker failed with error.{0,2000}please check the stack trace",
 )
 # The exceptions of calls that the engine answers with an error and survives.
 SURVIVED = _any_of(
+    "invocation|asgi|error |failed to",
     r"Invocation of \S+ method failed",
     r"Exception in ASGI application",
     r"Error (?:in|while) (?:preprocessing|handling|processing) (?:prompt|request|chat)",
@@ -217,12 +260,14 @@ EXCEPTION = re.compile(
 
 # The engine was asked to end. `Shutting down` alone is uvicorn's, which says it after a crash too.
 ASKED_TO_END = _any_of(
-    r"\[shutdown\].*(?:triggered|SIGTERM)",
+    "shutdown|sigterm|signal|shutting down",
+    r"\[shutdown\].{0,200}(?:triggered|SIGTERM)",
     r"\b(?:received|got|caught)\b.{0,20}\b(?:SIGTERM|signal[= ]15|15 death signal)\b",
     r"SIGTERM received",
     r"^Shutting down\.?$",
 )
 # Tokens come out: what was logged before did not end the engine.
+ALIVE_HINT = "throughput"
 ALIVE = re.compile(r"gen(?:eration)? throughput(?: \(token/s\))?: (?!0\.0\b)\d", re.IGNORECASE)
 
 # Refusals: the exception's own kind, and either words of refusal or a frame in the
@@ -232,7 +277,7 @@ REFUSING_EXCEPTIONS = re.compile(
     r"|Config\w*Error)\b"
 )
 REFUSING_IN_CONFIG = re.compile(r"^(?:[\w.]+\.)?(?:AssertionError|OSError|TypeError)\b")
-REFUSAL_WORDS = _any_of(
+REFUSAL_WORDS = _plain(
     r"not\b.{0,20}\b(?:support|compatible|allowed|implemented|valid|recogni[sz]ed)",
     r"unsupported|incompatible|unrecognized|unknown|invalid|mutually exclusive",
     r"only (?:be )?(?:support|compatible|allowed|valid)",
@@ -240,12 +285,12 @@ REFUSAL_WORDS = _any_of(
     r"requires?\b|is required|exceeds|(?:greater|larger|less|smaller) than|at (?:least|most)\b",
     r"validation errors? for \w*(?:Config|Args)",
 )
-CONFIG_FRAMES = _any_of(
+CONFIG_FRAMES = _plain(
     r"arg_utils|argparse|server_args|llm_args|/config/\w+\.py|/config\.py|arguments?\.py",
 )
 
 # Text that talks about an error. What stands before the words decides; see fault_log.
-REQUEST_BEFORE = _any_of(
+REQUEST_BEFORE = _plain(
     r"received request|generated response|request body|GenerateReqInput",
     r"dumping (?:input|scheduler)",
     r"\bprompt['\"]?\s*[:=]",
@@ -253,15 +298,15 @@ REQUEST_BEFORE = _any_of(
     r"|answer|generated_text|reasoning_content|arguments)['\"]?\s*[:=]\s*['\"\[{]",
     r"\"(?:GET|POST|PUT|PATCH|DELETE|HEAD) /",
 )
-REQUEST_AFTER = _any_of(
+REQUEST_AFTER = _plain(
     r"SamplingParams\(", r"\bfinish_reason\b", r"\blora_request\b", r'HTTP/\d\.\d"'
 )
-CODE = _any_of(
+CODE = _plain(
     r"^\s*(?:#|//|/\*|\* |>>>|\"\"\"|''')",
     r"^\s*(?:raise|assert|def|class|except|throw)\s|^\s*(?:logger\.|print\(|TORCH_CHECK\()",
     r"^\s*return f?[\"'(]|^\s*(?:if|elif|while)\b.*:\s*$",
 )
-HELP_BEFORE = _any_of(
+HELP_BEFORE = _plain(
     r"^\s*(?:--|FAQ\b|Q:|A:|(?:hint|tip|note|usage|help|see)\b)",
     r"\b(?:if|when|whenever|in case|unless)\s+(?:you|this|it|the|there|we|an?|of|see\w*|hit\w*)\b",
     r"\b(?:may|might|can|could|would|otherwise)\b(?:\s+\w+){0,3}?\s+"
@@ -279,47 +324,47 @@ HELP_AFTER = re.compile(
 )
 ERROR_NAMES = re.compile(r"\b(?:cuda|hip)Error[A-Z]\w+|\bCUDA_ERROR_[A-Z_]+")
 
-# What a line must contain, in lower case, to be looked at more closely than this.
-NEEDLES: tuple[str, ...] = (
-    "error",
-    "exception",
-    "traceback",
-    'file "',
-    "illegal instruction",
-    "hsa_status",
-    "xid",
-    "fallen off the bus",
-    "gpu is lost",
-    "uncorrectable",
-    "assert",
-    "memory",
-    "exhausted",
-    "oom-kill",
-    "died",
-    "fatal",
-    "terminate called",
-    "core dumped",
-    "aborted",
-    "noticed that",
-    "segfault",
-    "segmentation",
-    "bus error",
-    "watchdog",
-    "heartbeat",
-    "timed out",
-    "timing out",
-    "timeout",
-    "nccl",
-    "sigterm",
-    "sigquit",
-    "sigkill",
-    "signal",
-    "shutdown",
-    "shutting down",
-    "killed",
-    "fail",
-    "terminated",
-    "not running",
-    "hang detected",
-    "what():",
+# What a line must contain to be looked at closely: letters, blanks and _ only, in lower case.
+NEEDLES: tuple[bytes, ...] = (
+    b"error",
+    b"exception",
+    b"fail",
+    b'file "',
+    b"traceback",
+    b"memory",
+    b"illegal instruction",
+    b"hsa_status",
+    b"xid",
+    b"fallen off",
+    b"gpu is lost",
+    b"uncorrectable",
+    b"assert",
+    b"exhausted",
+    b"oomkill",
+    b"exit code",
+    b"exitcode",
+    b"killed",
+    b"died",
+    b"fatal",
+    b"terminate",
+    b"core dumped",
+    b"abort",
+    b"noticed that",
+    b"segfault",
+    b"segmentation",
+    b"watchdog",
+    b"heartbeat",
+    b"timed out",
+    b"timing out",
+    b"timeout",
+    b"sigterm",
+    b"sigquit",
+    b"sigkill",
+    b"signal",
+    b"shutdown",
+    b"shutting down",
+    b"not running",
+    b"already dead",
+    b"hang detected",
+    b"what ",
 )
