@@ -34,9 +34,7 @@ def core(cluster: LocalCluster) -> kubernetes.client.CoreV1Api:
 
 
 @pytest.fixture
-def namespace(
-    request: pytest.FixtureRequest, core: kubernetes.client.CoreV1Api
-) -> Iterator[str]:
+def namespace(request: pytest.FixtureRequest, core: kubernetes.client.CoreV1Api) -> Iterator[str]:
     """A namespace of the test's own, with its default ServiceAccount; deleted afterwards."""
     test = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower())[:40].strip("-")
     name = f"{test}-{uuid.uuid4().hex[:6]}"

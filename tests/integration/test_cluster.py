@@ -301,9 +301,7 @@ def test_a_pod_waits_for_an_unknown_image_until_there_is_one(
         what="an event",
     )
     cluster.set_image(image, [sys.executable])
-    await_status(
-        core, namespace, "late", what="running", when=lambda status: status.state.running
-    )
+    await_status(core, namespace, "late", what="running", when=lambda status: status.state.running)
     cluster.remove_image(image)
 
 
@@ -426,9 +424,7 @@ def test_init_containers_run_first_and_share_volumes(
     cluster: LocalCluster, core: Core, namespace: str, python: str
 ) -> None:
     mount = [{"name": "shared", "mountPath": "/opt/shared"}]
-    pod = a_pod(
-        "prepared", python, "print(open('/opt/shared/word').read())", volumeMounts=mount
-    )
+    pod = a_pod("prepared", python, "print(open('/opt/shared/word').read())", volumeMounts=mount)
     pod["spec"]["volumes"] = [{"name": "shared", "emptyDir": {"medium": "Memory"}}]
     pod["spec"]["restartPolicy"] = "Never"
     pod["spec"]["initContainers"] = [
@@ -488,9 +484,7 @@ def test_a_missing_config_map_holds_the_pod_and_says_so(
     )
     assert 'configmaps "absent" not found' in message
     core.create_namespaced_config_map(namespace, {"metadata": {"name": "absent"}})
-    await_status(
-        core, namespace, "waits", what="running", when=lambda status: status.state.running
-    )
+    await_status(core, namespace, "waits", what="running", when=lambda status: status.state.running)
 
 
 @pytest.mark.parametrize("victim", ["supervisor", "agent", "kube-apiserver"])
@@ -514,8 +508,8 @@ def manifest(pod: dict[str, Any]) -> dict[str, Any]:
 
 
 def find_processes(folder: Path, program: str) -> list[int]:
-    found = subprocess.run(["pgrep", "-x", program], capture_output=True, text=True).stdout
-    return [int(pid) for pid in found.split() if is_ours(int(pid), folder)]
+    answer = subprocess.run(["pgrep", "-x", program], capture_output=True, text=True, check=False)
+    return [int(pid) for pid in answer.stdout.split() if is_ours(int(pid), folder)]
 
 
 def is_ours(pid: int, folder: Path) -> bool:

@@ -204,7 +204,9 @@ class LocalCluster:
         return [*command, "--kubeconfig", str(self.kubeconfig)]
 
     def _run(self, *arguments: str) -> None:
-        answer = subprocess.run([str(self.binary), *arguments], capture_output=True, text=True)
+        answer = subprocess.run(
+            [str(self.binary), *arguments], capture_output=True, text=True, check=False
+        )
         if answer.returncode != 0:
             raise ClusterError(f"cluster {arguments[0]}: {answer.stderr.strip()}")
 
