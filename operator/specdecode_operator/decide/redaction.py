@@ -15,7 +15,7 @@ _NAMES = (
     r"|signature|\bsig|session[_-]?id|cookie|private[_-]?key)"
 )
 # A name of a counter, not of a secret: "max_tokens=16", "num_tokens: 3".
-_COUNTS = r"(?![\w.-]*tokens\b)(?!token[_-]?(?:ids?|usage|count|throughput)\b)"
+_COUNTS = r"(?![\w.-]*tokens\b)(?!token[ _-]?(?:ids?|usage|count|throughput)\b)"
 _REQUEST = re.compile(
     r"(?P<lead>\b(?:prompt|output|messages|content|input|text|query|completion|response|user"
     r"|assistant|prompt_token_ids|input_ids|generated_text|arguments|body|request body)"
@@ -42,8 +42,8 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
     ),
     (
         re.compile(
-            rf"(?<![\w.-]){_COUNTS}((?:--)?{_NAMES}['\"]?(?:\s*[:=]\s*|\s+)[\[(]?)"
-            r"(?:'[^']*'?|\"[^\"]*\"?|[^\s,;'\"\])}]+)",
+            rf"(?<![\w.#-]){_COUNTS}((?:--)?{_NAMES}['\"]?(?:\s*[:=]\s*|\s+))"
+            r"(?:[\[(][^\])]*[\])]?|'[^']*'?|\"[^\"]*\"?|[^\s,;'\"\])}]+)",
             re.IGNORECASE,
         ),
         rf"\1{_GONE}",
