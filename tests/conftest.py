@@ -1,5 +1,6 @@
 """Fixtures shared by the integration and end-to-end tests."""
 
+import contextlib
 import re
 import uuid
 from collections.abc import Iterator
@@ -15,7 +16,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if session.config.option.collectonly or is_external():
         return
     if any("cluster" in getattr(item, "fixturenames", ()) for item in session.items):
-        build_binary()
+        capture = session.config.pluginmanager.getplugin("capturemanager")
+        with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
+            build_binary()
 
 
 @pytest.fixture(scope="session")

@@ -104,17 +104,16 @@ func (c *container) buildRewriter(l *launch, variables []v1.EnvVar) (*rewrite.Re
 // after it, and $(NAME) sees the container's own variables only.
 func (c *container) buildArguments(found *image, variables []v1.EnvVar, rewriter *rewrite.Rewriter) []string {
 	mapping := mappingOf(variables)
-	argv := append([]string{}, found.Entrypoint...)
-	if len(c.spec.Command) > 0 {
-		argv = nil
-		for _, word := range c.spec.Command {
-			argv = append(argv, expansion.Expand(word, mapping))
-		}
-	}
-	for _, word := range c.spec.Args {
+	var argv []string
+	for _, word := range append(append([]string{}, c.spec.Command...), c.spec.Args...) {
 		argv = append(argv, expansion.Expand(word, mapping))
 	}
-	return rewriter.Arguments(argv)
+	argv = rewriter.Arguments(argv)
+	if len(c.spec.Command) > 0 {
+		return argv
+	}
+	// What the image brings are paths of this machine, which a mount over /tmp must not move.
+	return append(append([]string{}, found.Entrypoint...), argv...)
 }
 
 func mappingOf(variables []v1.EnvVar) func(string) string {
@@ -135,7 +134,7 @@ func (c *container) buildEnvironment(found *image, variables []v1.EnvVar, rewrit
 		"HOSTNAME": c.pod.current().Name,
 	}
 	for name, value := range found.Env {
-		values[name] = rewriter.Value(value)
+		values[name] = value // a path of this machine, as the entrypoint
 	}
 	for _, variable := range variables {
 		values[variable.Name] = rewriter.Value(variable.Value)
