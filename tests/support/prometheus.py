@@ -35,6 +35,7 @@ GO_VERSION = "v0.316.0"  # of Prometheus 3, as Go modules number it
 
 _START_SECONDS = 60.0
 _STOP_SECONDS = 15.0
+_TELL_EVERY_SECONDS = 15.0
 _LOG_TAIL_LINES = 15
 _GO_TAGS = "remove_all_sd,enable_kubernetes_sd"  # all clouds' libraries would double the build
 
@@ -312,7 +313,7 @@ def _fetch_package(cache: Path) -> None:
 
 
 def _build_with_go(cache: Path) -> None:
-    _say("building Prometheus with Go, which takes some minutes")
+    _say("building Prometheus with Go: some minutes, the first time only")
     module = "github.com/prometheus/prometheus/cmd"
     flags = [f"-tags={_GO_TAGS}", "-ldflags=-s -w"]
     with tempfile.TemporaryDirectory(dir=cache, prefix=".build-") as folder:
@@ -335,18 +336,30 @@ def _keep(folder: Path, target: Path) -> None:
 
 
 def _run(command: list[str], *, cwd: Path, environment: dict[str, str] | None = None) -> None:
-    done = subprocess.run(
+    """Run a command, telling now and then that it goes on; raises PrometheusError."""
+    started_at = time.monotonic()
+    process = subprocess.Popen(
         command,
         cwd=cwd,
         env={**os.environ, "LC_ALL": "C", **(environment or {})},
         stdin=subprocess.DEVNULL,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        check=False,
     )
-    if done.returncode != 0:
-        tail = (done.stderr or done.stdout).strip()[-1000:]
-        raise PrometheusError(f"{' '.join(command)} failed:\n{tail}")
+    with process:
+        while True:
+            try:
+                output, _ = process.communicate(timeout=_TELL_EVERY_SECONDS)
+                break
+            except subprocess.TimeoutExpired:
+                what = f"{command[0]} {command[-1].rpartition('/')[2]}"
+                _say(f"  {what}: {time.monotonic() - started_at:.0f} s")
+            except BaseException:
+                process.kill()
+                raise
+    if process.returncode != 0:
+        raise PrometheusError(f"{' '.join(command)} failed:\n{output.strip()[-1000:]}")
 
 
 def _ending_with_parent() -> list[str]:
@@ -374,12 +387,18 @@ def _say(line: str) -> None:
 def main() -> None:
     """Run a Prometheus in the foreground until it is interrupted."""
     parser = argparse.ArgumentParser(prog="python -m tests.support.prometheus")
-    parser.add_argument("--dir", type=Path, required=True, help="configuration, data and log")
+    parser.add_argument("--fetch", action="store_true", help="only fill the cache, for pods too")
+    parser.add_argument("--dir", type=Path, help="configuration, data and log")
     parser.add_argument("--kubeconfig", type=Path, help="scrape the annotated pods of this cluster")
     parser.add_argument("--target", action="append", default=[], metavar="HOST:PORT")
     parser.add_argument("--scrape-interval", default="2s")
     parser.add_argument("--port", type=int, help="default: a free one")
     options = parser.parse_args()
+    if options.fetch:
+        print(fetch_binaries(kubernetes=True).prometheus)
+        return
+    if options.dir is None:
+        parser.error("--dir is needed")
     stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
