@@ -61,9 +61,7 @@ def build(config: OperatorConfig, environ: Mapping[str, str] = os.environ) -> Ap
     )
     telemetry.watch_leader(leadership.is_leader)
     telemetry.watch_progress(progress.oldest_beat_seconds)
-    server = Server(
-        telemetry, host=config.listen_host, port=config.listen_port, problems=progress.stalled
-    )
+    server = _build_server(config, telemetry, progress)
     return Application(
         connection=connection,
         kube=kube,
@@ -133,6 +131,18 @@ def _build_leadership(
         monotonic=time.monotonic,
         wall=lambda: datetime.now(UTC),
     )
+
+
+def _build_server(config: OperatorConfig, telemetry: Telemetry, progress: Progress) -> Server:
+    try:
+        return Server(
+            telemetry, host=config.listen_host, port=config.listen_port, problems=progress.stalled
+        )
+    except OSError as error:
+        raise errors.ConfigurationError(
+            f"SPECDECODE_LISTEN: {config.listen_host}:{config.listen_port} cannot be used: "
+            f"{error.strerror or error}"
+        ) from None
 
 
 def _own_namespace() -> str:

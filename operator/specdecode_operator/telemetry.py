@@ -138,7 +138,8 @@ class Server:
 
     def close(self) -> None:
         """Stop serving."""
-        self._server.shutdown()
+        if self._thread.is_alive():  # otherwise shutdown would wait for ever
+            self._server.shutdown()
         self._server.server_close()
 
 

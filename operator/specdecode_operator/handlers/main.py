@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -14,7 +15,10 @@ import kopf
 from specdecode_operator import __version__, errors, factory, handlers, logs
 from specdecode_operator.config import OperatorConfig
 
+EXIT_FAILURE = 1
 EXIT_CONFIGURATION = 2
+
+logger = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,13 +35,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except errors.ConfigurationError as error:
         print(f"specdecode-operator: {error}", file=sys.stderr)
         return EXIT_CONFIGURATION
-    kopf.run(
-        registry=kopf.get_default_registry(),
-        memo=kopf.Memo(application=application),
-        standalone=True,
-        clusterwide=not config.namespaces,
-        namespaces=config.namespaces,
-    )
+    try:
+        kopf.run(
+            registry=kopf.get_default_registry(),
+            memo=kopf.Memo(application=application),
+            standalone=True,
+            clusterwide=not config.namespaces,
+            namespaces=config.namespaces,
+        )
+    except Exception as error:  # Kopf has logged where; whoever restarts us needs the status
+        logger.critical("the operator ends, to be started again: %s", error)
+        return EXIT_FAILURE
     return 0
 
 
