@@ -22,6 +22,18 @@ _SIGNS_OF_LIFE = 2  # the first may be the average of the time before the error
 
 
 @dataclass(frozen=True)
+class Finding:
+    """A line and what it means."""
+
+    fault_class: FaultClass
+    line: LogLine
+
+    def to_classification(self) -> Classification:
+        """Return the finding as the classifier's answer."""
+        return Classification(self.fault_class, self.line.text, self.line.process)
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What a walk found.
 
@@ -40,13 +52,30 @@ def follow(
     lines: Iterable[LogLine], *, ever_ready: bool = False, deletion_requested: bool = False
 ) -> Outcome:
     """Return what ended the engine according to its lines, oldest first."""
-    course = _Course(ever_ready=ever_ready)
+    course = _Course(ever_ready=ever_ready, deletion_requested=deletion_requested)
+    lines = iter(lines)
     for line in lines:
-        if found := course.hear(line):
-            return Outcome(decided=found, asked_to_end=course.asked_to_end)
-        if course.asked_to_end and deletion_requested:
-            break
-    return course.end()
+        found = course.hear(line)
+        if found or (course.asked_to_end and deletion_requested):
+            earlier = _find_earlier(lines, found.line if found else line)
+            return course.end(earlier or found)
+    return course.end(None)
+
+
+def _find_earlier(lines: Iterable[LogLine], limit: LogLine) -> Finding | None:
+    """Return the cause that a process told late, by its own clock, in the rest of the log.
+
+    Each rank's output is buffered by itself: the rank that failed first may be printed last.
+    """
+    earliest: Finding | None = None
+    for line in lines:
+        clock, before = line.clock, (earliest.line if earliest else limit).clock
+        if clock is None or before is None or clock >= before:
+            continue
+        signature = find_signature(line)
+        if signature and signature.weight is Weight.CAUSE:
+            earliest = Finding(signature.fault_class, line)
+    return earliest
 
 
 def find_signature(line: LogLine) -> Signature | None:
@@ -81,10 +110,11 @@ class _Course:
     """What was heard so far and may still turn out to matter."""
 
     ever_ready: bool
+    deletion_requested: bool
     asked_to_end: bool = False
-    engine_error: Classification | None = None  # not yet called fatal
-    server_error: Classification | None = None
-    held: Classification | None = None  # fatal unless the engine lives on
+    engine_error: Finding | None = None  # not yet called fatal
+    server_error: Finding | None = None
+    held: Finding | None = None  # fatal unless the engine lives on
     marker: LogLine | None = None  # something died, cause unknown
     unsettled: LogLine | None = None  # a marker whose traceback may follow
     opened: set[str] = field(default_factory=set)  # processes whose next exception is fatal
@@ -93,7 +123,7 @@ class _Course:
     in_config: set[str] = field(default_factory=set)
     signs_of_life: int = 0
 
-    def hear(self, line: LogLine) -> Classification | None:
+    def hear(self, line: LogLine) -> Finding | None:
         """Take one line in; return the answer as soon as there is one."""
         if self._note_frame(line) or self._is_code(line):
             return None
@@ -109,20 +139,20 @@ class _Course:
             return self.held
         return self._judge(line)
 
-    def end(self) -> Outcome:
-        """Return what is left to believe when the log is over."""
-        decided = self.held or self._promote(self.unsettled)
+    def end(self, found: Finding | None) -> Outcome:
+        """Return what was found, or what is left to believe when the log is over."""
+        decided = found or self.held or self._promote(self.unsettled)
         marker = self.marker or self.unsettled
         died = _crash(marker) if marker else None
         likely = self.engine_error or died or self.server_error
         return Outcome(
-            decided=decided,
-            likely=likely,
+            decided=decided.to_classification() if decided else None,
+            likely=likely.to_classification() if likely else None,
             only_server=likely is not None and likely is self.server_error,
             asked_to_end=self.asked_to_end,
         )
 
-    def _judge(self, line: LogLine) -> Classification | None:
+    def _judge(self, line: LogLine) -> Finding | None:
         signature = find_signature(line)
         fault_class = signature.fault_class if signature else FaultClass.ENGINE_CRASH
         is_unspecific = fault_class is FaultClass.ENGINE_CRASH and (
@@ -142,8 +172,8 @@ class _Course:
         self._note_announcement(line)
         return None
 
-    def _weigh(self, line: LogLine, signature: Signature) -> Classification | None:
-        found = Classification(signature.fault_class, line.text, line.process)
+    def _weigh(self, line: LogLine, signature: Signature) -> Finding | None:
+        found = Finding(signature.fault_class, line)
         if signature.weight is Weight.CONSEQUENCE:
             if self.asked_to_end:
                 return None
@@ -159,7 +189,7 @@ class _Course:
             return None
         return found
 
-    def _hear_exception(self, line: LogLine) -> Classification | None:
+    def _hear_exception(self, line: LogLine) -> Finding | None:
         if signatures.REQUEST_AFTER.search(line.text):
             return None
         if signatures.ECHO_EXCEPTIONS.search(line.text, line.low):
@@ -172,7 +202,7 @@ class _Course:
             return None
         refused = not self.ever_ready and _is_refusal(line, line.process in self.in_config)
         fault_class = FaultClass.CONFIG_REFUSED if refused else FaultClass.ENGINE_CRASH
-        found = Classification(fault_class, line.text, line.process)
+        found = Finding(fault_class, line)
         if line.process in self.opened:
             return self.held or found
         self.signs_of_life = 0
@@ -198,7 +228,7 @@ class _Course:
         elif signatures.SURVIVED.search(line.text, line.low):
             self.survived.add(line.process)
 
-    def _settle(self, line: LogLine) -> Classification | None:
+    def _settle(self, line: LogLine) -> Finding | None:
         """Decide whether the last marker spoke of what came before it or of what comes now."""
         marker = self.unsettled
         if marker is None:
@@ -215,7 +245,7 @@ class _Course:
         self.marker = self.marker or marker
         return self._promote(marker)
 
-    def _promote(self, marker: LogLine | None) -> Classification | None:
+    def _promote(self, marker: LogLine | None) -> Finding | None:
         if marker is None or self.asked_to_end:
             return None
         server_error = self.server_error if marker.is_server else None
@@ -225,7 +255,8 @@ class _Course:
         if not signatures.ASKED_TO_END.search(line.text, line.low) or line.is_error_level:
             return False
         is_vague = line.text.startswith("Shutting down")
-        if is_vague and (self.marker or self.engine_error or self.opened):
+        failed = self.marker or self.engine_error or self.opened
+        if is_vague and (failed or not self.deletion_requested):
             return False
         self.asked_to_end = True
         return True
@@ -262,8 +293,8 @@ def _is_telling(line: LogLine) -> bool:
     )
 
 
-def _crash(line: LogLine) -> Classification:
-    return Classification(FaultClass.ENGINE_CRASH, line.text, line.process)
+def _crash(line: LogLine) -> Finding:
+    return Finding(FaultClass.ENGINE_CRASH, line)
 
 
 def _is_refusal(line: LogLine, in_config: bool) -> bool:

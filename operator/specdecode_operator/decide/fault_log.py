@@ -67,6 +67,10 @@ _PROCESS_NAMES = {
     "kernel": "kernel",
 }
 _CLOCK = re.compile(r"(?:(?P<month>\d\d)[-/](?P<day>\d\d)[T ]|\b)(?P<time>\d\d:\d\d:\d\d)\b")
+_OWN_CLOCK = re.compile(
+    r"(?:\[\d{4}-|[A-Z] )(?P<m1>\d\d)-(?P<d1>\d\d) (?P<t1>\d\d:\d\d:\d\d)"
+    r"|\[[EWIF](?P<m2>\d{1,2})(?P<d2>\d\d) (?P<t2>\d\d:\d\d:\d\d)"
+)
 _JSON_MESSAGES = ("message", "msg", "log", "event", "text", "body")
 _JSON_LEVELS = ("level", "levelname", "severity", "log.level")
 _JSON_REQUESTS = ("prompt", "messages", "prompt_token_ids", "sampling_params")
@@ -90,6 +94,20 @@ class LogLine:
     level: str = ""
     indent: int = 0
     number: int = 0
+    prefix: str = ""
+
+    @cached_property
+    def clock(self) -> tuple[str, str] | None:
+        """The engine's own clock, as (month and day, time of day), None where none is printed.
+
+        A shipper's or the kernel's clock is another one and cannot be compared with it.
+        """
+        match = None if self.process == "kernel" else _OWN_CLOCK.search(self.prefix)
+        if match is None:
+            return None
+        groups = match.groupdict()
+        day = f"{groups['m1'] or groups['m2']:>02}-{groups['d1'] or groups['d2']}"
+        return day, groups["t1"] or groups["t2"]
 
     @cached_property
     def low(self) -> str:
@@ -194,7 +212,8 @@ def _strip_prefixes(text: str, level: str, number: int) -> LogLine:
         if kind == "uvicorn":
             at = len(text) - len(text[at:].lstrip())
     body = text[at:].strip()
-    return LogLine(body, process, level, len(text[at:].rstrip()) - len(body), number)
+    indent = len(text[at:].rstrip()) - len(body)
+    return LogLine(body, process, level, indent, number, text[:at])
 
 
 def _unquote(text: str) -> str:

@@ -76,13 +76,13 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         FaultClass.GPU_HARDWARE,
         _any_of(
-            "xid|fallen off|gpu is lost|uncorrectable|double",
+            "xid|fallen off|gpu is lost|uncorrectable|ecc error",
             rf"{_XID}(?:{'|'.join(map(str, HARDWARE_XIDS))})\b",
             rf"{_XID}31\b.{{0,300}}UNRECOGNIZED_CLIENT",
-            r"GPU has fallen off the bus",
+            r"fallen off the bus",
             r"\bGPU is lost\b",
             r"uncorrectable (?:ECC|NVLink) error",
-            r"double.bit ECC error",
+            r"(?:double.bit|uncontained) ECC error",
             r"cudaErrorECCUncorrectable|CUDA_ERROR_ECC_UNCORRECTABLE",
             r"cudaErrorNvlinkUncorrectable|CUDA_ERROR_NVLINK_UNCORRECTABLE",
         ),
@@ -116,11 +116,12 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         FaultClass.OOM_KILLED,
         _any_of(
-            "memory|oom-kill",
+            "memory|oom",
             # The host's memory: Ray's monitor and the kernel.
             r"ray\.exceptions\.OutOfMemoryError",
             r"killed due to (?:the node running low on memory|memory pressure)",
             rf"oom-kill:.{{0,300}}\btask=[^,]*{_ENGINE}",
+            rf"System OOM encountered, victim process: \S*{_ENGINE}",
             rf"out of memory: killed process \d+ \([^)]*{_ENGINE}",
         ),
         any_level=True,
@@ -129,12 +130,14 @@ SIGNATURES: tuple[Signature, ...] = (
         FaultClass.CUDA_OUT_OF_MEMORY,
         _any_of(
             "memory|alloc|exhausted",
-            r"\b(?:CUDA|HIP|XPU|NPU|GPU|MPS|Triton)\b.{0,60}\bout of memory",
+            r"\b(?:CUDA|HIP|XPU|NPU|GPU|MPS|Triton)\b.{0,200}\bout of memory",
             r"(?<!ray\.exceptions\.)\bOutOfMemoryError\b",
             r"(?:cuda|hip)ErrorMemoryAllocation|(?:cuda|hip)ErrorOutOfMemory",
             r"(?:CUDA|HIP)_ERROR_OUT_OF_MEMORY|\b(?:CU|HIP)BLAS_STATUS_ALLOC_FAILED",
             r"cudaMalloc\w* failed",
             r"lack of device memory|(?:device|GPU) memory (?:is )?exhausted",
+            r"GPU memory.{0,60}could not be allocated",
+            r"not enough memory\b.{0,80}(?:mem-fraction|KV cache)",
             r"RESOURCE_EXHAUSTED\b.{0,300}(?:hbm|memory)",
             # vLLM's own words, before anything was allocated
             r"no available memory for the cache blocks",
@@ -153,6 +156,7 @@ SIGNATURES: tuple[Signature, ...] = (
             r"NCCL operations have failed or timed out",
             r"WorkNCCL\(.{0,300}before timing out",
             r"no heartbeat of its watchdog",
+            r"timed out waiting \d+ ?ms for (?:recv|send) operation",  # Gloo's
             r"\bNCCL (?:operation|collective|communicator|watchdog)s?\b.{0,60}\btime(?:out|d out)",
         ),
         weight=Weight.CONSEQUENCE,
@@ -294,7 +298,8 @@ REQUEST_BEFORE = _plain(
     r"received request|generated response|request body|GenerateReqInput",
     r"dumping (?:input|scheduler)",
     r"\bprompt['\"]?\s*[:=]",
-    r"['\"]?\b(?:content|messages|input|text|query|user|assistant|completion|response|output"
+    r"['\"]?\b(?:content|messages|inputs?|prompts|text|query|question|instruction|payload|body|user|system"
+    r"|assistant|completion|response|output"
     r"|answer|generated_text|reasoning_content|arguments)['\"]?\s*[:=]\s*['\"\[{]",
     r"\"(?:GET|POST|PUT|PATCH|DELETE|HEAD) /",
 )
@@ -313,6 +318,8 @@ HELP_BEFORE = _plain(
     r"(?:cause|trigger|lead|result|crash|hit|raise|produce)\b",
     r"\b(?:avoid\w*|prevent\w*|fix(?:es)?|work ?arounds?|troubleshoot\w*|mitigat\w+|causes?"
     r"|causing)\b.{0,30}$",
+    r"\bto (?:debug|diagnose|reproduce|investigate)\b",
+    r"\b(?:previous|last|earlier|prior) (?:boot|run|instance|container|restart|session)",
     r"\b(?:known (?:issue|bug|to)|such as|e\.g\.|for example|release notes?|changelog)\b",
     r"\b(?:no|not an?|never|without)\s*['\"`]?$",
     r"\bpotential (?:root )?causes?\b",
@@ -340,7 +347,7 @@ NEEDLES: tuple[bytes, ...] = (
     b"uncorrectable",
     b"assert",
     b"exhausted",
-    b"oomkill",
+    b"oom",
     b"exit code",
     b"exitcode",
     b"killed",

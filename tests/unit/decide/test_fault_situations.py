@@ -143,6 +143,8 @@ TALK = {
         "WARNING 08-14 03:12:00 [x.py:1] This backend may cause 'CUDA error: an illegal memory access "
         "was encountered' on this GPU."
     ),
+    "a report of the boot before": INFO + f"The previous instance ended with {FAULT}",
+    "how to find one": "To debug CUDA error: an illegal memory access was encountered, set X=1.",
     "a table of codes": "700 cudaErrorIllegalAddress, 710 cudaErrorAssert, 719 cudaErrorLaunchFailure",
     "the plain words": "FAQ: if you hit an illegal memory access, read the docs.",
     "a raise in a traceback": '\n'.join((
@@ -278,6 +280,11 @@ IN_TIME = {
         ("terminate called after throwing an instance of 'c10::DistBackendError'",
          "  what():  [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1)"),
         FaultClass.COLLECTIVE_TIMEOUT),
+    "a buffered rank tells late what came first": (
+        (WATCHDOG, "(Worker_TP3 pid=9) ERROR 08-18 06:50:12 [multiproc_executor.py:703] " + FAULT), IMA),
+    "a buffered rank tells late what came later": (
+        (WATCHDOG, "(Worker_TP3 pid=9) ERROR 08-18 07:00:19 [multiproc_executor.py:703] " + FAULT),
+        FaultClass.COLLECTIVE_TIMEOUT),
     "newest line first": (
         ("INFO 07-02 04:11:19 [launcher.py:1] Finished", "ERROR 07-02 04:11:18 [e.py:1] CUDA out of memory",
          "ERROR 07-02 04:11:17 [e.py:1] " + FAULT, "INFO 07-02 04:11:10 [m.py:1] Avg"), IMA),
@@ -334,6 +341,12 @@ ENDINGS: dict[str, tuple[tuple[str, ...], dict[str, Any], FaultClass]] = {
     "evicted after a memory fault": ((WORKER + FAULT,), {"pod_reason": "Evicted"}, IMA),
     "the container was lost": (
         (), {"termination": end(137, "ContainerStatusUnknown", "could not be located")}, CRASH),
+    "the server ended in order, nobody asked": (
+        ("INFO:     Shutting down", "INFO:     Finished server process [1]"),
+        {"termination": end(0, "Completed")}, CRASH),
+    "taken down by an older server's words": (
+        (TOKENS, "INFO:     Shutting down", WORKER + FAULT), {"deletion_requested": True},
+        FaultClass.GRACEFUL_SHUTDOWN),
     "ended without a word and without being asked": ((), {"termination": end(0, "Completed")}, CRASH),
     "no log at all": ((), {"termination": end(139)}, CRASH),
     "never ended": ((TOKENS,), {"termination": None, "hang": True}, FaultClass.ENGINE_HANG),
