@@ -35,7 +35,7 @@ class Telemetry:
         self._passes = Counter(
             "specdecode_operator_passes",
             "Passes by lane (urgent, full) and outcome "
-            "(done, transient, permanent, bug, not-leader).",
+            "(done, conflict, transient, permanent, bug, not-leader).",
             ("lane", "outcome"),
             registry=registry,
         )

@@ -46,6 +46,9 @@ class Leadership(Protocol):
     def wait(self, timeout_seconds: float) -> bool:
         """Wait until it may, at most so long; say whether it may."""
 
+    def leading_since(self) -> float:
+        """Since when it may, in seconds of the monotonic clock."""
+
 
 class Alone:
     """Leadership without a lease, for an operator that nobody else accompanies."""
@@ -57,6 +60,10 @@ class Alone:
     def wait(self, timeout_seconds: float) -> bool:
         """Say yes at once."""
         return True
+
+    def leading_since(self) -> float:
+        """Say for ever."""
+        return float("-inf")
 
 
 class Lease:
@@ -80,6 +87,7 @@ class Lease:
         self._is_known = False  # whether _record is what the server has, as far as we can know
         self._seen_at = 0.0
         self._held = False
+        self._led_from = float("-inf")
         self._told = ""
         self._changed = threading.Condition()
         self._stopping = threading.Event()
@@ -93,6 +101,10 @@ class Lease:
         """Wait until this operator may act, at most so long."""
         with self._changed:
             return self._changed.wait_for(self.is_leader, timeout_seconds)
+
+    def leading_since(self) -> float:
+        """Since when this operator holds the lease, in monotonic seconds."""
+        return self._led_from
 
     def step(self) -> None:
         """Renew the lease, or take it if nobody holds it; call it every RENEW_SECONDS.
@@ -182,6 +194,7 @@ class Lease:
             self._changed.notify_all()
         if not self._held:
             self._held = True
+            self._led_from = self._monotonic()
             logger.info("%s holds the lease %s/%s", self._identity, self._namespace, self._name)
 
     def _tell(self, error: errors.OperatorError) -> None:

@@ -31,7 +31,8 @@ class Schedule:
 
     def __init__(self) -> None:
         self._waiting: dict[ObjectKey, Due] = {}
-        self._running: dict[ObjectKey, Due | None] = {}
+        self._running: dict[ObjectKey, Due] = {}
+        self._wishes: dict[ObjectKey, Due] = {}  # those that came during a pass
         self._heap: list[tuple[float, int, Due]] = []
         self._order = itertools.count()
 
@@ -43,11 +44,11 @@ class Schedule:
         """
         wish = Due(key, due, now)
         if key in self._running:
-            self._running[key] = _earlier(self._running[key], wish)
+            self._wishes[key] = _merge(self._wishes.get(key), wish)
             return
         known = self._waiting.get(key)
         if known is None or due < known.due:
-            self._push(wish if known is None else Due(key, due, known.asked_at))
+            self._push(_merge(known, wish))
 
     def take(self, now: float) -> Due | None:
         """Begin the pass that is due longest, None when none is due."""
@@ -55,18 +56,22 @@ class Schedule:
             entry = heapq.heappop(self._heap)[2]
             if self._waiting.get(entry.key) is entry:
                 del self._waiting[entry.key]
-                self._running[entry.key] = None
+                self._running[entry.key] = entry
                 return entry
         return None
 
-    def done(self, key: ObjectKey, *, again: float | None, now: float) -> None:
+    def done(
+        self, key: ObjectKey, *, again: float | None, now: float, failed: bool = False
+    ) -> None:
         """End a pass; `again` is when the next is due, None for not at all.
 
-        A wish that came during the pass stands in either case.
+        A wish that came during the pass stands in either case; what a failed pass was asked for
+        stays asked for since then.
         """
-        wish = self._running.pop(key)
+        ended = self._running.pop(key)
+        wish = self._wishes.pop(key, None)
         if again is not None:
-            wish = _earlier(wish, Due(key, again, now))
+            wish = _merge(wish, Due(key, again, ended.asked_at if failed else now))
         if wish is not None:
             self._push(wish)
 
@@ -91,8 +96,10 @@ class Schedule:
             heapq.heapify(self._heap)
 
 
-def _earlier(one: Due | None, other: Due) -> Due:
-    return other if one is None or other.due < one.due else one
+def _merge(one: Due | None, other: Due) -> Due:
+    if one is None:
+        return other
+    return Due(one.key, min(one.due, other.due), min(one.asked_at, other.asked_at))
 
 
 class WorkQueue:
@@ -125,12 +132,12 @@ class WorkQueue:
                 self._changed.wait((end if due is None else min(due, end)) - now)
             return None
 
-    def done(self, key: ObjectKey, *, again_seconds: float | None) -> None:
+    def done(self, key: ObjectKey, *, again_seconds: float | None, failed: bool = False) -> None:
         """End the pass of an object and say in how many seconds the next one is due."""
         with self._changed:
             now = self._clock()
             again = None if again_seconds is None else now + again_seconds
-            self._schedule.done(key, again=again, now=now)
+            self._schedule.done(key, again=again, now=now, failed=failed)
             self._changed.notify()
 
     def count_due(self) -> int:

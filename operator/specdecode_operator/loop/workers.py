@@ -65,8 +65,10 @@ FULL_BACKOFF = Backoff(first_seconds=1.0, last_seconds=60.0, permanent_seconds=3
 
 @dataclass(frozen=True)
 class _Failure:
-    count: int
-    message: str
+    """Failures in a row of one object, and what was last said of them."""
+
+    count: int = 0
+    told: str = ""
 
 
 class Lane:
@@ -123,7 +125,7 @@ class Lane:
         started = time.monotonic()
         again, outcome = self._attempt(entry)
         self._telemetry.record_pass(self._name, outcome, seconds=time.monotonic() - started)
-        self.queue.done(entry.key, again_seconds=again)
+        self.queue.done(entry.key, again_seconds=again, failed=outcome != "done")
 
     def _attempt(self, entry: Due) -> tuple[float | None, str]:
         key = entry.key
@@ -131,13 +133,16 @@ class Lane:
             again = self._run(entry)
         except errors.NotLeaderError:
             return _IDLE_SECONDS, "not-leader"
-        except errors.PermanentError as error:
-            return self._fail(key, error, permanent=True), "permanent"
+        except errors.ConflictError as error:
+            return self._fail(key, error, level=logging.WARNING, patience=3), "conflict"
         except errors.TransientError as error:
-            return self._fail(key, error, permanent=False), "transient"
+            return self._fail(key, error, level=logging.WARNING), "transient"
+        except errors.PermanentError as error:
+            return self._fail(key, error, level=logging.ERROR, permanent=True), "permanent"
         except Exception as error:  # a bug in one pass must not end the thread
-            return self._fail(key, error, permanent=False, trace=True), "bug"
-        if self._failures.pop(key, None):
+            return self._fail(key, error, level=logging.ERROR, trace=True), "bug"
+        failure = self._failures.pop(key, None)
+        if failure is not None and failure.told:
             logger.info("%s: the %s pass works again", key, self._name)
         if again is None:
             return None, "done"
@@ -145,19 +150,27 @@ class Lane:
         return wait * (1 + _JITTER * random.random()), "done"
 
     def _fail(
-        self, key: ObjectKey, error: Exception, *, permanent: bool, trace: bool = False
+        self,
+        key: ObjectKey,
+        error: Exception,
+        *,
+        level: int,
+        permanent: bool = False,
+        trace: bool = False,
+        patience: int = 1,
     ) -> float:
-        """Count a failure, log it the first time it reads so, and say how long to wait."""
-        known = self._failures.get(key)
-        failure = _Failure((known.count if known else 0) + 1, str(error))
-        self._failures[key] = failure
-        wait = self._backoff.wait_seconds(
-            failure.count, permanent=permanent, chance=random.random()
-        )
-        if known is None or known.message != failure.message:
-            level = logging.ERROR if permanent or trace else logging.WARNING
+        """Count a failure and say how long to wait; log each wording once.
+
+        `patience` failures in a row are needed before anything is said.
+        """
+        known = self._failures.get(key, _Failure())
+        count = known.count + 1
+        wait = self._backoff.wait_seconds(count, permanent=permanent, chance=random.random())
+        is_new = count >= patience and str(error) != known.told
+        if is_new:
             text = "%s: the %s pass failed, next try in %.1f s: %s"
             logger.log(level, text, key, self._name, wait, error, exc_info=trace)
+        self._failures[key] = _Failure(count, str(error) if is_new else known.told)
         return wait
 
 
@@ -175,6 +188,7 @@ class Workers:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._passes, self._clock, self._telemetry = passes, clock, telemetry
+        self._leadership = leadership
         self._urgent = Lane(
             "urgent",
             size=URGENT_WORKERS,
@@ -219,7 +233,9 @@ class Workers:
     def _run_urgent(self, entry: Due) -> timedelta | None:
         """Answer a fault; all later passes of the object are full ones."""
         again = self._passes.run(entry.key, urgent=True)
-        self._telemetry.record_fast_path(self._clock() - entry.asked_at)
+        # What was asked while another operator led was that one's to answer.
+        begun = max(entry.asked_at, self._leadership.leading_since())
+        self._telemetry.record_fast_path(self._clock() - begun)
         if again is not None:
             self._full.queue.put(entry.key, delay_seconds=again.total_seconds())
         return None

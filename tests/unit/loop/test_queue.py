@@ -74,6 +74,18 @@ def test_the_time_of_the_first_wish_is_kept_for_the_latency() -> None:
     assert entry.asked_at == 1
 
 
+@pytest.mark.parametrize(("failed", "asked_at"), [(True, 1), (False, 6)])
+def test_what_a_failed_pass_was_asked_for_stays_asked_for(failed: bool, asked_at: float) -> None:
+    schedule = Schedule()
+    schedule.put(A, due=1, now=1)
+    assert schedule.take(2)
+    schedule.put(A, due=9, now=7)
+    schedule.done(A, again=8, now=6, failed=failed)
+    entry = schedule.take(10)
+    assert entry is not None
+    assert (entry.due, entry.asked_at) == (8, asked_at)
+
+
 def test_wishes_renewed_for_ever_do_not_grow_the_heap() -> None:
     schedule = Schedule()
     for i in range(10_000):

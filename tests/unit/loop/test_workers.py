@@ -59,6 +59,9 @@ class Follower:
     def wait(self, timeout_seconds: float) -> bool:
         return self.leads.wait(timeout_seconds)
 
+    def leading_since(self) -> float:
+        return time.monotonic()
+
 
 class Running:
     def __init__(self, leadership: Leadership) -> None:
@@ -190,6 +193,28 @@ def test_a_failing_pass_is_tried_again_and_logged_once(
     assert running.metric("specdecode_operator_passes_total", outcome=outcome) == 3
 
 
+def test_a_conflict_is_worth_no_line_until_it_comes_again_and_again(
+    running: Running, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick = Backoff(first_seconds=0.01, last_seconds=0.01, permanent_seconds=0.01)
+    monkeypatch.setattr(running.workers._full, "_backoff", quick)
+    conflicts = {A: 2, B: 3}
+
+    def behave(key: ObjectKey, urgent: bool) -> timedelta | None:
+        if running.passes.count(key, urgent=False) <= conflicts[key]:
+            raise errors.ConflictError("the object changed")
+        return HOUR
+
+    running.passes.behave = behave
+    with caplog.at_level(logging.INFO, "specdecode_operator"):
+        for key in conflicts:
+            running.workers.ask(key, Urgency.SOON)
+            running.wait_for(key, urgent=False, times=conflicts[key] + 1)
+        wait_until(lambda: "works again" in caplog.text, what="the good news", seconds=5)
+    assert "ns/a" not in caplog.text
+    assert caplog.text.count("ns/b: the full pass failed") == 1
+
+
 def test_a_follower_runs_nothing_and_begins_with_all_that_is_due() -> None:
     leadership = Follower()
     running = Running(leadership)
@@ -205,6 +230,12 @@ def test_a_follower_runs_nothing_and_begins_with_all_that_is_due() -> None:
         leadership.leads.set()
         running.wait_for(A, urgent=True)
         running.wait_for(B, urgent=False)
+        wait_until(
+            lambda: running.metric("specdecode_operator_fast_path_seconds_count") == 1,
+            what="the latency",
+            seconds=5,
+        )
+        assert running.metric("specdecode_operator_fast_path_seconds_sum") < 0.25
     finally:
         running.workers.stop()
 
