@@ -20,13 +20,16 @@ Receiver = Callable[[wire.Head, bytes], None]
 
 
 class Connection:
-    """A connection to a target, opened at the first request and reused while both sides agree."""
+    """A connection to a target, opened at the first request and reused while both sides agree.
 
-    def __init__(self, target: Target) -> None:
+    `tls` comes from `build_tls`: loading the certificates takes too long for each connection.
+    """
+
+    def __init__(self, target: Target, *, tls: ssl.SSLContext | None) -> None:
         self._target = target
         parts = urlsplit(target.url)
         self._host = parts.hostname or ""
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._tls = tls
         self._port = parts.port or (443 if self._tls else 80)
         self._prefix = parts.path.rstrip("/").removesuffix("/v1")
         self._headers = _render_headers(target, parts.netloc)
@@ -85,6 +88,11 @@ class Connection:
             message = f"{url} cannot be reached: {error}"
             raise RequestError(ErrorKind.UNREACHABLE, message) from error
         return link
+
+
+def build_tls(target: Target) -> ssl.SSLContext | None:
+    """Load the certificates of the system for an https target; None for http."""
+    return ssl.create_default_context() if urlsplit(target.url).scheme == "https" else None
 
 
 class _Link(asyncio.BufferedProtocol):

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from types import TracebackType
 
 from specdecode_load.completion import Completion, complete
-from specdecode_load.connection import Connection
+from specdecode_load.connection import Connection, build_tls
 from specdecode_load.measure import Measurement, Window
 from specdecode_load.target import RequestError, Target
 from specdecode_load.workload import Workload
@@ -35,6 +35,7 @@ class ClosedLoop:
         most_requests: int | None = None,
     ) -> None:
         self._target = target
+        self._tls = build_tls(target)
         self._workload = workload
         self._streams = _checked(streams)
         self._workers: dict[int, asyncio.Task[None]] = {}
@@ -118,7 +119,7 @@ class ClosedLoop:
 
     async def _work(self, number: int) -> None:
         failures = 0
-        with contextlib.closing(Connection(self._target)) as connection:
+        with contextlib.closing(Connection(self._target, tls=self._tls)) as connection:
             while number < self._streams and not self._has_sent_all():
                 try:
                     completion = await complete(connection, self._next_request(), self._note_tokens)

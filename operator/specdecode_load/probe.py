@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from specdecode_load import workload
 from specdecode_load.completion import complete, http_error, parse_object
-from specdecode_load.connection import Connection
+from specdecode_load.connection import Connection, build_tls
 from specdecode_load.target import ErrorKind, RequestError, Target
 
 _SAMPLE_CHARACTERS = 64
@@ -35,7 +35,7 @@ async def probe(
         keep_alive=keep_alive,
         idle_timeout_seconds=idle_timeout_seconds,
     )
-    with contextlib.closing(Connection(target)) as connection:
+    with contextlib.closing(Connection(target, tls=build_tls(target))) as connection:
         if model is None:
             target = replace(target, model=await _first_model(connection))
         ratio = await _tokens_per_character(connection, target.model)

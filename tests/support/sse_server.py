@@ -8,6 +8,7 @@ planted with `fail_next`; stopping and starting again keeps the port.
 import asyncio
 import json
 import socket
+import ssl
 import threading
 from collections import deque
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ class SseServer:
         characters_per_token: int = 1,
         api_key: str | None = None,
         models: tuple[str, ...] = (MODEL,),
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.pace = pace or Pace()
         self.requests: list[dict[str, Any]] = []
@@ -64,6 +66,7 @@ class SseServer:
         self._characters_per_token = characters_per_token
         self._api_key = api_key
         self._models = models
+        self._tls = tls
         self._failures: deque[Failure | None] = deque()
         self._port = 0
         self._writers: set[asyncio.StreamWriter] = set()
@@ -71,7 +74,7 @@ class SseServer:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
+        return f"{'https' if self._tls else 'http'}://127.0.0.1:{self._port}"
 
     def __enter__(self) -> "SseServer":
         self.start()
@@ -125,7 +128,7 @@ class SseServer:
     async def _main(self, listener: socket.socket) -> None:
         self._events = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
-        server = await asyncio.start_server(self._serve, sock=listener, backlog=1024)
+        server = await asyncio.start_server(self._serve, sock=listener, backlog=1024, ssl=self._tls)
         self._ready.set()
         await self._stopping.wait()
         server.close()

@@ -1,12 +1,15 @@
 """Completions over a real socket, from a server of known pace and planted failures."""
 
 import contextlib
-from collections.abc import Awaitable, Callable
+import ssl
+import subprocess
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from specdecode_load.completion import Completion, complete
-from specdecode_load.connection import Connection
+from specdecode_load.connection import Connection, build_tls
 from specdecode_load.lengths import Lengths
 from specdecode_load.target import ErrorKind, RequestError, Target
 from specdecode_load.workload import Workload
@@ -26,7 +29,7 @@ async def ask(
     workload = Workload(output=Lengths("fixed", output_tokens))
     body = workload.request(0, model=target.model, tokens_per_character=1.0)
     seen = [] if arrivals is None else arrivals
-    with contextlib.closing(Connection(target)) as connection:
+    with contextlib.closing(Connection(target, tls=build_tls(target))) as connection:
         return await complete(connection, body, lambda tokens, _: seen.append(tokens))
 
 
@@ -130,7 +133,7 @@ CONNECTIONS = {"kept": (True, 1), "not kept": (False, 3)}
 async def test_connections_are_reused_only_when_they_are_kept(keep: bool, expected: int) -> None:
     with SseServer() as server:
         target = Target(url=server.url, model=MODEL, keep_alive=keep)
-        with contextlib.closing(Connection(target)) as connection:
+        with contextlib.closing(Connection(target, tls=build_tls(target))) as connection:
             for number in range(3):
                 body = Workload().request(number, model=MODEL, tokens_per_character=1.0)
                 await complete(connection, body, lambda tokens, ttft_seconds: None)
@@ -140,7 +143,7 @@ async def test_connections_are_reused_only_when_they_are_kept(keep: bool, expect
 async def test_the_server_may_close_between_two_requests() -> None:
     with SseServer() as server:
         body = Workload().request(0, model=MODEL, tokens_per_character=1.0)
-        with contextlib.closing(Connection(target_of(server))) as connection:
+        with contextlib.closing(Connection(target_of(server), tls=None)) as connection:
             await complete(connection, body, lambda tokens, ttft_seconds: None)
             server.say_close = True
             await complete(connection, body, lambda tokens, ttft_seconds: None)
@@ -151,13 +154,47 @@ async def test_the_server_may_close_between_two_requests() -> None:
 async def test_a_connection_lost_while_idle_fails_no_request(until: Until) -> None:
     with SseServer() as server:
         body = Workload().request(0, model=MODEL, tokens_per_character=1.0)
-        with contextlib.closing(Connection(target_of(server))) as connection:
+        with contextlib.closing(Connection(target_of(server), tls=None)) as connection:
             await complete(connection, body, lambda tokens, ttft_seconds: None)
             assert connection.is_open
             server.drop_connections()
             await until(lambda: not connection.is_open)
             await complete(connection, body, lambda tokens, ttft_seconds: None)
         assert server.connections == 2
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate for 127.0.0.1, with its key in the same file."""
+    path = tmp_path_factory.mktemp("tls") / "certificate.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-noenc", "-days", "2"]
+    command += ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([*command, "-keyout", path, "-out", path], check=True, capture_output=True)
+    return path
+
+
+@pytest.fixture
+def tls_server(certificate: Path) -> Iterator[SseServer]:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    with SseServer(pace=Pace(0, 0.01, 4), tls=context) as server:
+        yield server
+
+
+async def test_tls_is_spoken_to_a_server_whose_certificate_is_known(
+    tls_server: SseServer, certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    assert (await ask(target_of(tls_server))).tokens == 31
+
+
+async def test_a_server_whose_certificate_is_not_known_is_not_spoken_to(
+    tls_server: SseServer,
+) -> None:
+    with pytest.raises(RequestError, match="certificate") as caught:
+        await ask(target_of(tls_server))
+    assert caught.value.kind is ErrorKind.UNREACHABLE
+    assert tls_server.requests == []
 
 
 REFUSED = {
