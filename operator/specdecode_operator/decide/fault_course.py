@@ -198,15 +198,13 @@ class _Course:
         if line.process in self.survived:
             self.survived.discard(line.process)
             return None
-        if line.is_quiet_level:
-            return None
         refused = not self.ever_ready and _is_refusal(line, line.process in self.in_config)
         fault_class = FaultClass.CONFIG_REFUSED if refused else FaultClass.ENGINE_CRASH
         found = Finding(fault_class, line)
-        if line.process in self.opened:
+        if line.process in self.opened and not line.is_quiet_level:
             return self.held or found
         self.signs_of_life = 0
-        if line.is_server:
+        if line.is_server or line.is_quiet_level:
             self.server_error = found
         else:
             self.engine_error = found

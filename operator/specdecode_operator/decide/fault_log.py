@@ -54,7 +54,8 @@ _PREFIX = re.compile(
     rf"|\[(?P<tag>[EWIVFD]|{_LEVELS})\]"
     r"|\[(?:pod|container)/\S+\]"  # kubectl logs --prefix
     rf"|{_STAMP}(?: (?:- )?(?:[\w.]{{1,60}} (?:- )?)?(?P<stamped>{_LEVELS})\b(?: -|:)?)?"
-    r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ (?=kernel:|\S+\[\d+\]:)"  # syslog
+    r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ (?:(?=kernel:)|\S+\[\d+\]:)"  # syslog
+    r"|[\w.-]{1,60} +\|"  # Compose
     r"|(?P<kernel>kernel:)|\[ *\d+\.\d{6}\]"
     r")(?: |$|(?=\[))"
 )
@@ -155,18 +156,16 @@ def is_newest_first(head: str) -> bool:
     kernel lines do not, their clock is another one.
     """
     forwards = backwards = 0
-    previous_clock = ""
+    earlier: re.Match[str] | None = None
     previous_line = ""
     for raw in head[:BLOCK_CHARACTERS].split("\n")[:2000]:
         if "kernel:" in raw:
             continue
-        match = _CLOCK.search(raw[:200])
-        if match:
-            clock = f"{match['month'] or ''}{match['day'] or ''} {match['time']}"
-            if previous_clock and len(clock) == len(previous_clock) and clock != previous_clock:
-                forwards += clock > previous_clock
-                backwards += clock < previous_clock
-            previous_clock = clock
+        if match := _CLOCK.search(raw[:200]):
+            step = _compare(earlier, match) if earlier else 0
+            forwards += step > 0
+            backwards += step < 0
+            earlier = match
         if "Traceback (most recent call last)" in raw and 'File "' in previous_line.replace(
             "\\", ""
         ):
@@ -180,6 +179,13 @@ def is_newest_first(head: str) -> bool:
             backwards += 1
         previous_line = raw
     return backwards >= 2 and backwards > 3 * forwards
+
+
+def _compare(earlier: re.Match[str], later: re.Match[str]) -> int:
+    """Return the sign of the step between two clocks; the date counts where both have one."""
+    names = ("month", "day", "time") if earlier["month"] and later["month"] else ("time",)
+    before, after = earlier.group(*names), later.group(*names)
+    return (after > before) - (after < before)
 
 
 def clean(raw: str, number: int = 0) -> list[LogLine]:
@@ -200,7 +206,9 @@ def clean(raw: str, number: int = 0) -> list[LogLine]:
 
 def _strip_prefixes(text: str, level: str, number: int) -> LogLine:
     process = ""
-    at = 0
+    at = len(text) - len(text.lstrip("\ufeff\ufffd"))
+    if at and not _PREFIX.match(text, at):  # broken bytes of the line's own
+        at = 0
     while at < len(text) and (match := _PREFIX.match(text, at)):
         kind = match.lastgroup or ""
         value = match[kind].strip() if kind else ""
@@ -328,6 +336,7 @@ class _Reader:
         match = _CRI.match(raw)
         if not match:
             return raw
+        raw = raw.rstrip("\r")
         stream = match["stream"]
         text = self.partial.pop(stream, "") + raw[match.end() :]
         if match["tag"] == "P" and len(text) <= MAX_LINE_CHARACTERS:

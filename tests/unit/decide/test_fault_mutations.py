@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -98,6 +99,39 @@ def test_where_a_log_is_cut_into_blocks_changes_nothing(name: str) -> None:
     for size in (1, 7, 300):
         pieces = [case.log[at : at + size] for at in range(0, len(case.log), size)]
         assert faults.classify(case.evidence, log=pieces) == whole
+
+
+STAMP = "2026-08-14T03:12:31.118242922Z "
+WAYS_TO_KEEP_A_LOG: dict[str, Callable[[list[str]], list[str]]] = {
+    "in colours": lambda lines: [f"\x1b[31m{line}\x1b[0m" for line in lines],
+    "as Docker does": lambda lines: [json.dumps({"log": f"{x}\n", "time": STAMP}) for x in lines],
+    "structured": lambda lines: [json.dumps({"level": "info", "message": x}) for x in lines],
+    "quoted": lambda lines: [json.dumps(line) for line in lines],
+    "with times": lambda lines: [STAMP + line for line in lines],
+    "by the container runtime": lambda lines: [f"{STAMP}stderr F {line}" for line in lines],
+    "by syslog": lambda lines: [f"Aug 14 03:12:31 node-1 vllm[123]: {line}" for line in lines],
+    "with pod names": lambda lines: [f"[pod/chat-abc/vllm] {line}" for line in lines],
+    "by Compose": lambda lines: [f"vllm-0  | {line}" for line in lines],
+    "with carriage returns": lambda lines: [f"{line}\r" for line in lines],
+    "with blank lines": lambda lines: [each for line in lines for each in (line, "")],
+    "in a wide encoding": lambda lines: ["\x00".join(line) for line in lines],
+    "with broken bytes": lambda lines: [f"\ufffd{line}\ufffd" for line in lines],
+    "behind much chatter": lambda lines: ["INFO: 10.0.0.1 - 200 OK"] * 9000 + lines,
+    "newest first": lambda lines: lines[::-1],
+}
+# A log kept twice; and kernel lines alone do not tell the direction.
+NOT_KEPT = {"C01": set(WAYS_TO_KEEP_A_LOG) - {"newest first"}, "61": {"newest first"}}
+
+
+@pytest.mark.parametrize("way", WAYS_TO_KEEP_A_LOG)
+def test_how_a_log_was_kept_changes_nothing(way: str) -> None:
+    for name, case in CASES.items():
+        if way in NOT_KEPT.get(name, ()):
+            continue
+        lines = "".join(case.log_blocks()).rstrip("\n").split("\n")
+        kept = replace(case.evidence, log="\n".join(WAYS_TO_KEEP_A_LOG[way](lines)))
+        found = faults.classify(kept)
+        assert found.fault_class in (case.expect["class"], *case.expect.get("alsoAccept", ())), name
 
 
 @given(
