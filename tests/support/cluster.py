@@ -208,7 +208,9 @@ class LocalCluster:
             [str(self.binary), *arguments], capture_output=True, text=True, check=False
         )
         if answer.returncode != 0:
-            raise ClusterError(f"cluster {arguments[0]}: {answer.stderr.strip().removeprefix('error: ')}")
+            raise ClusterError(
+                f"cluster {arguments[0]}: {answer.stderr.strip().removeprefix('error: ')}"
+            )
 
 
 def wait_for(
