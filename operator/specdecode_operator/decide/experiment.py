@@ -25,7 +25,6 @@ from specdecode_operator.decide.present import (
     remember_cell,
 )
 from specdecode_operator.decide.tuner_state import (
-    SOON,
     TunerState,
     TuningInput,
     TuningOutcome,
@@ -111,7 +110,7 @@ def _adopt_table(state: TunerState) -> TunerState:
         spec_table=compact,
         rows=users.to_rows(),
         cells=[] if dropped else state.tuning.cells,
-        last_change_at=state.inputs.now,
+        last_change_at=None,
         recommendation=None,
     )
     if not before:
@@ -144,15 +143,14 @@ def _wait_for_engines(state: TunerState) -> TuningOutcome:
     if state.experiment is not None:
         unjudged = state.experiment.model_copy(update={"judged_from": None})
         state = _give_up_without_data(replace(state, experiment=unjudged))
-    return state.remember(last_change_at=state.inputs.now).ends(
+    return state.remember(last_change_at=None).ends(
         Reason.WAITING_FOR_ENGINES,
         f"not every engine reports table {state.table.compact()} yet",
-        again=SOON,
     )
 
 
 def _settle(state: TunerState) -> TunerState:
-    """Note the moment from which samples belong to the table in force."""
+    """Note the moment at which every engine was first seen to report the table in force."""
     if state.experiment is not None and state.experiment.judged_from is None:
         judged = state.experiment.model_copy(update={"judged_from": state.inputs.now})
         return replace(state, experiment=judged).remember(last_change_at=state.inputs.now)
@@ -243,7 +241,7 @@ def _put_back(state: TunerState, why: str) -> TunerState:
     open_one = state.experiment
     if open_one is None:
         return state
-    back = replace(state, experiment=None).remember(last_change_at=state.inputs.now)
+    back = replace(state, experiment=None).remember(last_change_at=None)
     return back.tell(
         "KExplored", f"{_title(open_one)} put back: {why}; table {back.accepted.compact()}"
     )
@@ -296,8 +294,8 @@ def _open(
         f"{_title(opened)} tried: {present.rate.tokens_per_second:.4g} tok/s now, "
         f"{candidate.tokens_per_second:.4g} expected; table {table.compact()}"
     )
-    state = replace(state, experiment=opened).remember(last_change_at=state.inputs.now)
-    return state.tell("KExploring", message).ends(Reason.EXPLORING, message, again=SOON)
+    state = replace(state, experiment=opened).remember(last_change_at=None)
+    return state.tell("KExploring", message).ends(Reason.EXPLORING, message)
 
 
 def _rest(state: TunerState, present: planner.Present) -> TuningOutcome:

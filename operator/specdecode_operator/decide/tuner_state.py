@@ -24,7 +24,7 @@ from specdecode_operator.estimate.counters import Counters
 _LEAST_REACH: Final = timedelta(seconds=60)
 _REACH_BLOCKS: Final = 3
 
-SOON: Final = timedelta(seconds=1)
+_FOR_ENGINES: Final = timedelta(seconds=1)
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class TunerState:
 
     @property
     def changed_at(self) -> datetime:
-        """From when on samples belong to the table in force."""
+        """From when on samples belong to the table in force; in the memory None until then."""
         return self.tuning.last_change_at or self.inputs.now
 
     @property
@@ -108,9 +108,7 @@ class TunerState:
         """Add an Event."""
         return replace(self, events=(*self.events, Event(reason, message)))
 
-    def ends(
-        self, reason: Reason, message: str, *, again: timedelta | None = None
-    ) -> TuningOutcome:
+    def ends(self, reason: Reason, message: str) -> TuningOutcome:
         """Make this state the outcome of the pass."""
         return TuningOutcome(
             table=self.table,
@@ -120,11 +118,13 @@ class TunerState:
             reason=reason,
             message=message,
             events=self.events,
-            requeue_after=self._pause() if again is None else again,
+            requeue_after=self._pause(),
         )
 
     def _pause(self) -> timedelta:
-        """Wait for the rest of an open block and its last scrape, else for a load that moves."""
+        """Wait for the engines, else for the rest of an open block, else for a load that moves."""
+        if self.tuning.last_change_at is None:
+            return _FOR_ENGINES
         seconds = self.block_seconds / 3
         if self.experiment is not None and self.experiment.judged_from is not None:
             passed = (self.inputs.now - self.experiment.judged_from).total_seconds()

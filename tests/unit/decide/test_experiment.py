@@ -212,6 +212,23 @@ def test_the_block_is_counted_from_when_every_engine_reported_the_table() -> Non
     judged = advance_tuning(replace(inputs, acknowledged=True))
     assert judged.experiment is not None
     assert judged.experiment.judged_from == inputs.now
+    again = advance_tuning(replace(inputs, experiment=judged.experiment, acknowledged=False))
+    assert again.experiment is not None
+    assert again.experiment.judged_from is None
+
+
+def test_waiting_for_an_engine_writes_the_status_once_and_then_no_more() -> None:
+    tuned = course()
+    tuned.run(8, 40, lambda outcome: outcome.tuning.last_change_at is not None)
+    first = advance_tuning(input_of(tuned, acknowledged=False))
+    later = tuned.now + timedelta(seconds=30)
+    second = advance_tuning(input_of(tuned, acknowledged=False, tuning=first.tuning, now=later))
+    assert first.tuning != tuned.tuning
+    assert second.tuning == first.tuning
+    assert (
+        advance_tuning(input_of(tuned, tuning=second.tuning, now=later)).tuning.last_change_at
+        == later
+    )
 
 
 def test_the_load_leaves_during_the_block_put_back_and_nothing_learned() -> None:

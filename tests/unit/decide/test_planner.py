@@ -94,7 +94,7 @@ CANDIDATES = {
         None,
     ),
     "not where a good model sees no hope": (
-        present_at(HIGH, 64, 1, *LEARNED, *cells_of(HIGH, 64, 2)),
+        present_at(HIGH, 64, 2, *LEARNED, *cells_of(HIGH, 64, 3), min_k=2),
         None,
     ),
     "all tried": (present_at(HIGH, 8, 3, *cells_of(HIGH, 8, 7, 5, 2, 1)), None),
