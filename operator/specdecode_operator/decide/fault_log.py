@@ -134,7 +134,8 @@ class LogLine:
 def read_lines(blocks: Iterable[str]) -> Iterator[LogLine]:
     """Yield the lines worth judging, oldest first; code, requests and noise are still among them.
 
-    A skipped stretch of log in which the engine made tokens leaves the last such line behind.
+    A stretch of chatter in which the engine made tokens leaves two such lines behind. A log that
+    begins with its newest line is held in memory as a whole.
     """
     whole = _whole_lines(blocks)
     first = next(whole, "")

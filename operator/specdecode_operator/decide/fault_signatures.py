@@ -64,7 +64,7 @@ def _plain(*alternatives: str) -> re.Pattern[str]:
 
 
 HARDWARE_XIDS = (48, 62, 63, 64, 79, 94, 95, 119, 154, 171)
-_XID = r"\bXid\b(?:\s*\([^()]*\))?(?:\s+(?:error|code|event))?\s*[:=#]?\s*"
+_XID = r"\bXid\b(?:\s*\([^()]*\))?(?:\s+(?:errors?|code|event))?\s*[:=#]?\s*"
 _DRIVER_CALL = r"cu(?:da)?(?:Ctx|Event|Graph|Launch|Mem|Module|Stream)\w*"
 _DEVICE = rf"(?:CUDA|HIP|Triton|{_DRIVER_CALL})"
 _ENGINE = r"(?:llm|engine|worker|python|pt_main|sgl|ray|trt|tensorrt|triton|mpi|llama|torch|server)"
@@ -98,6 +98,7 @@ SIGNATURES: tuple[Signature, ...] = (
             r"(?:CUDA|HIP)_ERROR_ILLEGAL_ADDRESS",
             rf"\b(?:CUDA\w*|{_DRIVER_CALL})\b.{{0,60}}\b(?:error|errno|failure|failed|status|code|returned)\W{{0,4}}"
             rf"(?:code\W{{0,3}})?700{_NOT_A_QUANTITY}",
+            r"\b(?:cuda_?err(?:or)?(?:_t)?|CUresult)\W{0,4}700" + _NOT_A_QUANTITY,
             r"Memory access fault by GPU",
             r"HSA_STATUS_ERROR_MEMORY_(?:APERTURE_VIOLATION|FAULT)",
         ),
@@ -186,9 +187,11 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         FaultClass.CONFIG_REFUSED,
         _any_of(
-            ": error: ",
+            "error: ",
             r"^(?:[\w./-]+ )*[\w./-]+: error: (?:unrecognized arguments|argument |ambiguous option"
             r"|the following arguments|invalid |unknown )",
+            r"^error: (?:no such option|invalid value|missing |got unexpected)",
+            r"^error: (?:invalid|unknown) argument",
         ),
     ),
     Signature(
@@ -295,12 +298,15 @@ CONFIG_FRAMES = _plain(
 
 # Text that talks about an error. What stands before the words decides; see fault_log.
 REQUEST_BEFORE = _plain(
-    r"received request|generated response|request body|GenerateReqInput",
-    r"dumping (?:input|scheduler)",
+    r"received request|generated response|request body|GenerateReqInput|SamplingParams\(",
+    r"dumping (?:input|scheduler)|non-default args|LLM engine \(.{0,40}with config",
+    r"\b(?:prompt|request|input|message|query|question)s?\b.{0,40}"
+    r"\b(?:contain|include|quote|sa[iy])(?:s|d|ing)?\b",
+    r"\w\{[^{}]{0,200}=[\"']$",  # a metric's label
     r"\bprompt['\"]?\s*[:=]",
     r"['\"]?\b(?:content|messages|inputs?|prompts|text|query|question|instruction|payload|body|user|system"
     r"|assistant|completion|response|output"
-    r"|answer|generated_text|reasoning_content|arguments)['\"]?\s*[:=]\s*['\"\[{]",
+    r"|answer|generated_text|reasoning_content|arguments|stop)['\"]?\s*[:=]\s*['\"\[{]",
     r"\"(?:GET|POST|PUT|PATCH|DELETE|HEAD) /",
 )
 REQUEST_AFTER = _plain(

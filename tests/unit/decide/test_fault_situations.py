@@ -52,6 +52,8 @@ MEMORY_FAULTS = {
     ),
     "only the number": "CUDA error 700 at /src/kernels/attention.cu:221",
     "the number as a code": "cudaEventSynchronize(event) returned error code 700",
+    "the number of an error type": "copy failed, cudaError_t: 700",
+    "both names": "CUDA_ERROR_ILLEGAL_ADDRESS (cudaErrorIllegalAddress) in step",
     "the number in parentheses": "CUDA Runtime failure: status code=700",
     "NCCL reports it as a warning": (
         "gpu-7:213:880 [1] enqueue.cc:1556 NCCL WARN Cuda failure 700 'an illegal memory access was "
@@ -126,6 +128,11 @@ TALK = {
     "an error that quotes the request": (
         SERVER + 'Error in request: {"messages": [{"content": "' + FAULT + '"}]}'
     ),
+    "an error that says what the prompt contains": (
+        SERVER + f"Error in preprocessing: the prompt contains '{FAULT}', which is no JSON"),
+    "a stop word": INFO + f"Added request cmpl-1 with SamplingParams(stop=['{FAULT}'])",
+    "the arguments": INFO + "non-default args: {'served_model_name': ['cudaErrorIllegalAddress']}",
+    "a metric": 'engine_errors_total{name="cudaErrorIllegalAddress"} 0',
     "a query string": '10.0.0.1 - "GET /search?q=cudaErrorIllegalAddress HTTP/1.1" 404 Not Found',
     "the end of a prompt whose beginning is lost": FAULT + "', params: SamplingParams(n=1)",
     "a prompt in several lines": (
@@ -203,6 +210,7 @@ OTHER_FAULTS = {
         "[2026-08-19 12:05:44 TP0] Watchdog timeout (self.watchdog_timeout=300)", FaultClass.ENGINE_HANG),
     "an ECC error as CUDA tells it": (
         "RuntimeError: CUDA error: uncorrectable ECC error encountered", FaultClass.GPU_HARDWARE),
+    "a problem detector's words": ("XID 79 detected on GPU 3", FaultClass.GPU_HARDWARE),
     "a lost GPU": ("kernel: NVRM: Xid (PCI:0000:01:00): 119, pid=7, Timeout waiting for RPC from GSP",
                    FaultClass.GPU_HARDWARE),
     "the kernel kills a worker": (
@@ -371,6 +379,7 @@ def test_the_status_decides_what_no_line_does(
 REFUSALS = {
     "an unknown option": "vllm serve: error: unrecognized arguments: --speculate-more",
     "a bad choice": "api_server.py: error: argument --dtype: invalid choice: 'fp7'",
+    "an option that click does not know": "Error: No such option: --speculate-more",
     "a validation": (
         "pydantic_core._pydantic_core.ValidationError: 1 validation error for SpeculativeConfig"
     ),
