@@ -3,8 +3,9 @@
 It is no engine: it has no model, no tokens and no metrics. Pods of it become Ready in a moment,
 where one real engine takes a minute and three gigabytes; whatever an engine does is tested on the
 real one. Signals and exits are those of a real process. `--fail-with TEXT` writes the text as the
-termination message and ends with 1, as an engine does that cannot start; when the file named by
-SPECDECODE_PLANT_IMA appears it reports an illegal memory access and exits 0, as vLLM does.
+termination message and ends with 1, as an engine does that cannot start. When a file with its
+host's name appears in the folder SPECDECODE_PLANT it ends with 0, as vLLM does, with the file's
+text as the termination message; it does so only with speculation on.
 """
 
 from __future__ import annotations
@@ -16,8 +17,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-
-IMA = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -45,10 +44,10 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     server = http.server.ThreadingHTTPServer(("0.0.0.0", port), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    plant = Path(os.environ.get("SPECDECODE_PLANT_IMA", "/nonexistent"))
+    plant = Path(os.environ.get("SPECDECODE_PLANT", "/nonexistent"), os.environ["HOSTNAME"])
     while not plant.exists() or "--speculative-config" not in " ".join(arguments):
         time.sleep(0.05)
-    Path(os.environ["SPECDECODE_TERMINATION_LOG"]).write_text(IMA)
+    Path(os.environ["SPECDECODE_TERMINATION_LOG"]).write_text(plant.read_text())
     os._exit(0)
 
 
