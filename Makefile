@@ -36,6 +36,10 @@ lock: setup ## Lock the tested versions of all dependencies anew
 cluster: setup ## Build the local Kubernetes control plane (8 CPU minutes the first time)
 	tests/cluster/build
 
+.PHONY: prometheus
+prometheus: setup ## Build Prometheus with Kubernetes discovery (10 CPU minutes the first time)
+	$(BIN)/python -m tests.support.prometheus --fetch
+
 .PHONY: engine
 engine: setup ## Make the real vLLM engine for the CPU and its tiny models (6 GB)
 	vllm-image/engine/make-engine
@@ -82,11 +86,11 @@ verify-crds: setup
 test: check integration e2e ## Everything: checks, real API server, real Prometheus, real engine
 
 .PHONY: integration
-integration: setup cluster ## Tests on the real API server and the real Prometheus
+integration: setup cluster prometheus ## Tests on the real API server and the real Prometheus
 	$(PYTEST) -q tests -m integration
 
 .PHONY: e2e
-e2e: setup cluster engine ## The whole course with the real engine, each part a process
+e2e: setup cluster prometheus engine ## The whole course with the real engine, each part a process
 	$(PYTEST) -q tests -m e2e
 
 .PHONY: test-vllm
@@ -96,11 +100,11 @@ test-vllm: setup engine ## The plugin on the real engine
 # ------------------------------------------------------------------------------ things to see
 
 .PHONY: demo
-demo: setup cluster engine ## The operator tunes a real engine live, then falls to speculation off
+demo: setup cluster prometheus engine ## The operator tunes a real engine live, then falls to speculation off
 	$(BIN)/python -m tests.demo
 
 .PHONY: bench
-bench: setup cluster engine ## Measure what docs/benchmarks.md says
+bench: setup cluster prometheus engine ## Measure what docs/benchmarks.md says
 	$(BIN)/python -m tests.bench
 
 .PHONY: cluster-up

@@ -8,17 +8,22 @@ from collections.abc import Iterator
 import kubernetes
 import pytest
 
+from tests.support import prometheus
 from tests.support.cluster import LocalCluster, build_binary, is_external, wait_for
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Compile the cluster before any test's own time limit runs."""
-    if session.config.option.collectonly or is_external():
+    """Compile cluster and Prometheus before any test's own time limit runs."""
+    if session.config.option.collectonly:
         return
-    if any("cluster" in getattr(item, "fixturenames", ()) for item in session.items):
-        capture = session.config.pluginmanager.getplugin("capturemanager")
-        with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
+    capture = session.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
+        if not is_external() and any(
+            "cluster" in getattr(item, "fixturenames", ()) for item in session.items
+        ):
             build_binary()
+        if any(hasattr(item.module, "LocalPrometheus") for item in session.items):
+            prometheus.fetch_binaries(kubernetes=True)
 
 
 @pytest.fixture(scope="session")
