@@ -280,10 +280,6 @@ def _shapes(block: str) -> list[bytes]:
     return block.encode("utf-8", "replace").translate(_TO_LOWER, _DROPPED).split(b"\n")
 
 
-def _has_needle(shape: bytes) -> bool:
-    return any(needle in shape for needle in signatures.NEEDLES)
-
-
 @dataclass
 class _Reader:
     """The little that must be remembered from line to line."""
@@ -299,38 +295,44 @@ class _Reader:
         for block in blocks:
             # A wide encoding, read as if it were UTF-8, has a NUL beside each letter.
             text = block.replace("\x00", "") if "\x00" in block else block
-            is_split = bool(self.partial) or " stdout P" in text or " stderr P" in text
-            for raw, shape in zip(text.split("\n"), _shapes(text), strict=True):
-                self.number += 1
-                if is_split:
-                    yield from self._take_split(raw)
-                elif shape in self.lively:
-                    self.alive.append(raw)
-                elif self.prompt_quote or shape not in self.dull:
-                    yield from self._take(raw, shape)
-        for rest in self.partial.values():
-            yield from self._take(rest, _shapes(rest)[0])
+            if self.partial or " stdout P" in text or " stderr P" in text:
+                text = "\n".join(self._joined(text))
+            yield from self._read_block(text)
+        yield from self._read_block("\n".join(self.partial.values()))
 
-    def _take_split(self, raw: str) -> Iterator[LogLine]:
-        """Take a line that may be a part of one."""
-        whole = self._join(raw)
-        if whole is not None:
-            yield from self._take(whole, _shapes(whole)[0])
-
-    def _take(self, raw: str, shape: bytes) -> Iterator[LogLine]:
-        if self._is_prompt(raw) or shape.find(b"received request", 0, _HEAD_BYTES) >= 0:
-            return
-        if not _has_needle(shape):
-            is_lively = b"gen" in shape and b" throughput" in shape
-            if is_lively:
+    def _read_block(self, block: str) -> Iterator[LogLine]:
+        shapes = _shapes(block)
+        fresh = b"\n".join({*shapes} - self.dull - self.lively)
+        needles = [needle for needle in signatures.NEEDLES if needle in fresh]
+        for raw, shape in zip(block.split("\n"), shapes, strict=True):
+            self.number += 1
+            if shape in self.lively:
                 self.alive.append(raw)
-            if len(shape) <= _MAX_SHAPE_BYTES and len(self.dull) < _MAX_SHAPES:
-                (self.lively if is_lively else self.dull).add(shape)
+            elif self.prompt_quote or shape not in self.dull:
+                yield from self._take(raw, shape, needles)
+
+    def _take(self, raw: str, shape: bytes, needles: list[bytes]) -> Iterator[LogLine]:
+        has_needle = any(needle in shape for needle in needles)
+        is_request = shape.find(b"received request", 0, _HEAD_BYTES) >= 0
+        if not has_needle and not is_request:
+            self._remember(raw, shape)
+        if self._is_prompt(raw) or is_request or not has_needle:
             return
         while self.alive:
             yield LogLine(self.alive.popleft(), number=self.number)
         for part in _CRI.sub("", raw).split("\r"):
             yield from clean(part, self.number)
+
+    def _remember(self, raw: str, shape: bytes) -> None:
+        is_lively = b"gen" in shape and b" throughput" in shape
+        if is_lively:
+            self.alive.append(raw)
+        if len(shape) <= _MAX_SHAPE_BYTES and len(self.dull) < _MAX_SHAPES:
+            (self.lively if is_lively else self.dull).add(shape)
+
+    def _joined(self, block: str) -> Iterator[str]:
+        wholes = (self._join(raw) for raw in block.split("\n"))
+        return (whole for whole in wholes if whole is not None)
 
     def _join(self, raw: str) -> str | None:
         """Put the parts of a line together that the container runtime split."""
@@ -353,12 +355,8 @@ class _Reader:
                     self.prompt_quote = ""
                 return True
             self.prompt_quote = ""
-        self._watch_prompt(raw)
+        if "eceived request" in raw or "enerated response" in raw:
+            match = _OPEN_PROMPT.search(raw)
+            if match and not re.search(rf"{match['quote']}\s*[,)}}\]]", raw[match.end() :]):
+                self.prompt_quote = match["quote"]
         return False
-
-    def _watch_prompt(self, text: str) -> None:
-        if "eceived request" not in text and "enerated response" not in text:
-            return
-        match = _OPEN_PROMPT.search(text)
-        if match and not re.search(rf"{match['quote']}\s*[,)}}\]]", text[match.end() :]):
-            self.prompt_quote = match["quote"]
