@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import urllib.request
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -125,9 +126,10 @@ def wait_watching(watched: Watched) -> None:
 def served(cluster: LocalCluster, core: Any) -> Iterator[str]:
     """A namespace for all tests of this module, with the resource installed."""
     cluster.kubectl("apply", "--server-side", "-f", str(CRDS))
-    core.create_namespace({"metadata": {"name": "handlers"}})
-    yield "handlers"
-    core.delete_namespace("handlers")
+    name = f"handlers-{uuid.uuid4().hex[:6]}"
+    core.create_namespace({"metadata": {"name": name}})
+    yield name
+    core.delete_namespace(name)
 
 
 @pytest.fixture(scope="module")
