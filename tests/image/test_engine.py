@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.image.running_engine import K_MAX, START_TABLE, Rows, RunningEngine
+from tests.image.running_engine import K_MAX, START_TABLE, Difference, Rows, RunningEngine
 from tests.support.engine import Engine, make_engine
 from tests.support.waiting import wait_until
 
