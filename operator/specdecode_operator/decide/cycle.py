@@ -52,6 +52,7 @@ def decide(seen: Observation, *, cycle: timedelta) -> Decision:
         urgent=tables_and_arms if facts.fall is not None else (),
         actions=(() if facts.fall is not None else tables_and_arms) + revisions,
         events=facts.events,
+        faults=tuple(record.fault_class for record in facts.answer.crashed),
         requeue_after=_choose_requeue(seen, facts, cycle),
     )
 

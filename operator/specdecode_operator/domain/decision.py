@@ -79,11 +79,12 @@ class Decision:
 
     `urgent` actions (the kill switch) go first and before the status, because a second attempt
     does no harm; then the status is written, guarded by resourceVersion; the other actions and
-    the Events follow, so that a pass killed in between finds in status what it was about to do.
+    the Events follow (`faults` are the classes of those that were answered), so that a pass killed in between finds in status what it was about to do.
     """
 
     status: Status
     urgent: tuple[Action, ...] = ()
     actions: tuple[Action, ...] = ()
     events: tuple[Event, ...] = ()
+    faults: tuple[str, ...] = ()
     requeue_after: timedelta = field(default=timedelta(seconds=60))

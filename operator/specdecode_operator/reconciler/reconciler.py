@@ -73,3 +73,5 @@ class Reconciler:
     def _tell(self, seen: Observation, decision: Decision) -> None:
         for event in decision.events:
             log.info("%s: %s: %s", seen.target.key, event.reason, event.message)
+        for fault_class in decision.faults:
+            self._telemetry.record_fault(fault_class)
