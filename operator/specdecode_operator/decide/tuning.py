@@ -78,8 +78,8 @@ def tune(
     present = _present_table(stored, spec, users, inputs)
     tuning = stored.tuning
     if stored.mode != spec.tuning.mode:
-        # What was measured in another mode ran under another table: it counts for nothing.
-        tuning = tuning.model_copy(update={"last_change_at": seen.now})
+        # What was measured in another mode counts for nothing: count from when engines report.
+        tuning = tuning.model_copy(update={"last_change_at": None})
     result = TuningResult(
         table=present,
         tuning=tuning,

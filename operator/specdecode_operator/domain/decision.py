@@ -79,7 +79,8 @@ class Decision:
 
     `urgent` actions (the kill switch) go first and before the status, because a second attempt
     does no harm; then the status is written, guarded by resourceVersion; the other actions and
-    the Events follow (`faults` are the classes of those that were answered), so that a pass killed in between finds in status what it was about to do.
+    the Events follow, so that a pass killed in between finds in status what it was about to do.
+    `faults` are the classes of those that this pass answered.
     """
 
     status: Status
