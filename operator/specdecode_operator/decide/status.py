@@ -37,6 +37,10 @@ LONGEST_MESSAGE: Final = 1024
 _START_FAILURES: Final = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
 )
+# A missing Secret, an image that runs as root, a command that is not there.
+_CONTAINER_FAILURES: Final = frozenset(
+    {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
+)
 
 
 def build_invalid_status(seen: Observation, spec: InvalidSpec) -> Status:
@@ -254,9 +258,11 @@ def _tell_degraded(
 ) -> tuple[str, Hold]:
     if facts.refused is not None:
         return "True", facts.refused
-    trouble = next((why for pod in alive if (why := _find_trouble(pod, facts))), None)
-    if trouble is not None:
-        return "True", trouble
+    without = {r.revision for r in seen.revisions if r.inputs.speculation is None}
+    for pod in alive:
+        trouble = _find_trouble(pod, facts, speculating=pod.revision not in without)
+        if trouble is not None:
+            return "True", trouble
     if facts.fall is not None:
         last = facts.answer.faults.last
         return "True", Hold(
@@ -265,20 +271,22 @@ def _tell_degraded(
     return "False", Hold(Reason.HEALTHY, "")
 
 
-def _find_trouble(pod: ObservedPod, facts: Facts) -> Hold | None:
+def _find_trouble(pod: ObservedPod, facts: Facts, *, speculating: bool) -> Hold | None:
     """Say in the engine's or the kubelet's own words why a pod does not come up."""
     if pod.ready:
         return None
     waiting = pod.waiting
     if waiting is not None and waiting.reason in _START_FAILURES:
         return Hold(Reason.IMAGE_PULL_FAILED, f"pod {pod.name}: {waiting.message}")
+    if waiting is not None and waiting.reason in _CONTAINER_FAILURES:
+        said = f"pod {pod.name}: {waiting.reason}: {waiting.message}"
+        return Hold(Reason.ENGINE_START_FAILED, said)
     if pod.unschedulable:
         return Hold(Reason.UNSCHEDULABLE, f"pod {pod.name}: {pod.unschedulable}")
     last = facts.answer.faults.last
     if pod.termination is None or last is None or last.pod_uid != pod.uid:
         return None
     if last.fault_class == "illegal-memory-access":
-        speculating = facts.inputs.speculation is not None
         reason = Reason.ILLEGAL_MEMORY_ACCESS if speculating else Reason.NOT_SPECULATION
         return Hold(reason, f"pod {pod.name}: {last.line}")
     reason = Reason.ENGINE_CRASHED if pod.ever_ready else Reason.ENGINE_START_FAILED
