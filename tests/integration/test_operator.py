@@ -298,7 +298,8 @@ def test_an_unknown_engine_version_gets_no_live_control(
         NAME, "TableApplied", status="False", reason="UnknownEngineVersion", seconds=60
     )
     assert "9.9.9" in condition["message"]
-    arguments = " ".join(objects.pods(NAME)[0]["spec"]["containers"][0]["args"])
+    (pod,) = wait_until(lambda: objects.pods(NAME), what="the pod", seconds=30)
+    arguments = " ".join(pod["spec"]["containers"][0]["args"])
     assert "num_speculative_tokens_per_batch_size" not in arguments
 
 

@@ -392,6 +392,9 @@ class ActiveStatus(ApiModel):
     revision: str = Field("", description="Revision that serves, or is being rolled out.")
     table: str = Field("", description="The K-table in short: `7x16,3x64,1`.")
     k_table: Rows = Field(default_factory=list, description="[first batch, last batch, K].")
+    table_generation: int | None = Field(
+        None, description="Generation of the table file written last; it never falls."
+    )
     num_speculative_tokens: int | None = Field(
         None, description="The largest K; absent with speculation off."
     )

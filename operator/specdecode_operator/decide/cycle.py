@@ -94,7 +94,7 @@ def _gather(seen: Observation, spec: Spec) -> Facts:
         enabled=falling is None,
         reason=_table_reason(falling, tuned),
         observed=seen.tables,
-        least_generation=stored.effective.table_generation or 0,
+        least_generation=stored.active.table_generation or 0,
         now=seen.now,
     )
     return Facts(
@@ -130,15 +130,13 @@ def _release(falling: FallStatus | None, spec: Spec) -> tuple[FallStatus | None,
 
 
 def _find_refusal(seen: Observation, spec: Spec) -> Hold | None:
-    problems = (*refusal.find_refusals(spec), *filter(None, [seen.unrenderable]))
-    if problems:
-        return Hold(Reason.INVALID_SPEC, " ".join(problems))
     if not spec.engine.image:
         return Hold(
             Reason.IMAGE_NOT_SET,
             "spec.engine.image is not set: build the engine image from vllm-image/ and name it",
         )
-    return None
+    problems = (*refusal.find_refusals(spec), *filter(None, [seen.unrenderable]))
+    return Hold(Reason.INVALID_SPEC, " ".join(problems)) if problems else None
 
 
 def _find_serving(

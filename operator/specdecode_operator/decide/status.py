@@ -73,7 +73,7 @@ def build_status(seen: Observation, spec: Spec, facts: Facts) -> Status:
             "ready": f"{ready}/{spec.replicas}",
             "selector": f"{metadata.LABEL_OBJECT}={seen.target.key.name}",
             "mode": spec.tuning.mode.value,
-            "active": _build_active(facts),
+            "active": _build_active(seen, facts),
             "effective": _build_effective(seen, facts),
             "estimate": _steady(stored.estimate, facts.tuning.estimate),
             "experiment": facts.tuning.experiment,
@@ -98,20 +98,33 @@ def _choose_phase(facts: Facts, ready: int) -> Phase:
     return Phase.IDLE if ready else Phase.PENDING
 
 
-def _build_active(facts: Facts) -> ActiveStatus:
+def _build_active(seen: Observation, facts: Facts) -> ActiveStatus:
     speculation = facts.inputs.speculation
+    generation = _written_generation(seen, facts)
     if speculation is None or not facts.serving:
-        return ActiveStatus(revision=facts.serving, table="off", speculation="Off")
+        return ActiveStatus(
+            revision=facts.serving, table="off", speculation="Off", table_generation=generation
+        )
     table = facts.tables.stable.table
     return ActiveStatus(
         revision=facts.serving,
         table="off" if facts.fall else table.compact(),
         k_table=table.to_rows(),
+        table_generation=generation,
         num_speculative_tokens=speculation.num_speculative_tokens,
         adaptive_verification=speculation.adaptive_verification,
         cudagraph_mode=speculation.cudagraph_mode,
         speculation="Off" if facts.fall else "On",
     )
+
+
+def _written_generation(seen: Observation, facts: Facts) -> int | None:
+    """Return the last generation, that of this pass where it writes tables; see cycle.py."""
+    stored = seen.target.status.active.table_generation
+    if not facts.serving or (facts.fall is None and not facts.tuning.asked):
+        return stored
+    files = (facts.tables.stable, facts.tables.canary)
+    return max([stored or 0, *(file.generation for file in files if file is not None)])
 
 
 def _build_effective(seen: Observation, facts: Facts) -> EffectiveStatus:
@@ -123,9 +136,8 @@ def _build_effective(seen: Observation, facts: Facts) -> EffectiveStatus:
         for pod in seen.pods
         if pod.name in seen.acknowledgements and not pod.deleting
     ]
-    generation = facts.tables.stable.generation if facts.live is None else None
     return EffectiveStatus(
-        table_generation=generation or stored.table_generation,
+        table_generation=min((ack.generation for ack in acks if ack.live), default=None),
         pods_at_table=facts.acknowledged,
         pods_live=sum(1 for ack in acks if ack.live),
         cudagraph_mode=_common([ack.cudagraph_mode for ack in acks]),
