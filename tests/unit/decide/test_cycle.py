@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -19,6 +20,7 @@ from specdecode_operator.domain.decision import (
 )
 from specdecode_operator.domain.evidence import Evidence, Termination
 from specdecode_operator.domain.observation import (
+    Acknowledgement,
     ContainerWaiting,
     InvalidSpec,
     MetricsAbsent,
@@ -267,3 +269,24 @@ def test_an_unknown_engine_version_gets_no_live_control() -> None:
         told = condition(decided, kind)
         assert (told.status, told.reason) == ("False", "UnknownEngineVersion")
     assert "9.9.9" in condition(decided, "TableApplied").message
+
+
+def test_the_generation_wanted_and_the_one_in_force_are_told_apart() -> None:
+    there = serving(AUTO)
+    edited = TableFile(KTable.constant(1, 64), 9, True, "by hand")
+    engine = Acknowledgement(4, 1, False, 0, True, True, "0.33.0", "eagle3", "FULL_AND_PIECEWISE")
+    decided = decide(
+        AUTO,
+        **{**there, "tables": ObservedTables(edited, None, 9, NOW)},
+        acknowledgements={"p0": engine, "p1": replace(engine, generation=3)},
+        metrics=scraped("p0", "p1"),
+    )
+    assert decided.status.active.table_generation == 10
+    assert decided.status.effective.table_generation == 3
+    gone = decide(
+        AUTO,
+        **{**there, "tables": None, "status": decided.status},
+        metrics=scraped("p0", "p1"),
+    )
+    (written,) = [action for action in gone.actions if isinstance(action, WriteTables)]
+    assert written.stable.generation == 11
