@@ -51,6 +51,7 @@ def _load_of(course: Course) -> str:
 def _keep(console: Console, stack: Stack) -> None:
     console.print("KEEP=1: everything stays up. Look around with")
     console.print(f"  export KUBECONFIG={stack.cluster.kubeconfig}", highlight=False)
+    console.print(f"  alias kubectl='{stack.cluster.binary} kubectl'", highlight=False)
     console.print(f"  kubectl get sdd; kubectl describe sdd {NAME}", highlight=False)
     console.print(f"  Prometheus: {stack.prometheus.url}", highlight=False)
     console.print("Enter or Ctrl-C stops it.")
