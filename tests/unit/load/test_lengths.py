@@ -1,3 +1,5 @@
+"""Lengths of prompts and answers: what is drawn is what was asked for."""
+
 import random
 import statistics
 

@@ -1,3 +1,5 @@
+"""Percentiles and windows: no data is no figure."""
+
 from array import array
 
 import numpy as np

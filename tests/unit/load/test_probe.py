@@ -1,3 +1,5 @@
+"""What the generator learns of a server before it loads it."""
+
 import pytest
 
 from specdecode_load.probe import probe

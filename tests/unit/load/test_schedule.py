@@ -1,3 +1,5 @@
+"""Stages as they are written on the command line, and what is said of wrong ones."""
+
 import pytest
 
 from specdecode_load.schedule import Stage, parse_duration, parse_schedule

@@ -1,3 +1,5 @@
+"""HTTP bodies and events are the same however the network cuts them."""
+
 import itertools
 
 import pytest

@@ -1,3 +1,5 @@
+"""The same seed makes the same requests; no two share a prefix."""
+
 import json
 from typing import Any
 
