@@ -629,7 +629,8 @@ class Status(ApiModel):
 
     def to_json(self) -> dict[str, Any]:
         """Render as the API server takes it, without empty texts, lists and maps."""
-        return {name: _without_empty(value) for name, value in super().to_json().items() if value}
+        pruned: dict[str, Any] = _without_empty(super().to_json())
+        return pruned
 
 
 def _without_empty(value: Any) -> Any:
