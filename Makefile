@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest
 
 .PHONY: help
 help: ## Show this list
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  \033[1m%-16s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  \033[1m%-16s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # ------------------------------------------------------------------------------- environment
 
@@ -83,7 +83,7 @@ verify-crds: setup
 # -------------------------------------------------------------------------------------- tests
 
 .PHONY: test
-test: check integration e2e ## Everything: checks, real API server, real Prometheus, real engine
+test: check integration e2e ## Checks and tests on a real API server, Prometheus and engine
 
 .PHONY: integration
 integration: setup cluster prometheus ## Tests on the real API server and the real Prometheus

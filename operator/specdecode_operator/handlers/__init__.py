@@ -38,7 +38,10 @@ async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> N
     """Construct and start the application; Kopf watches once the resource is installed."""
     configure(settings)
     if "application" not in memo:
-        memo.application = factory.build(OperatorConfig.from_environment(os.environ))
+        try:
+            memo.application = factory.build(OperatorConfig.from_environment(os.environ))
+        except errors.ConfigurationError as error:
+            raise kopf.PermanentError(str(error)) from error  # Kopf would try for ever
     memo.application.start()
     memo.tasks = [asyncio.create_task(beat(memo.application)), asyncio.create_task(settle())]
     await wait_installed(memo.application)
