@@ -68,9 +68,9 @@ class Report:
     kill_switch_seconds: float | None = None
     first_spec_off_pod_seconds: float | None = None
     recovered_seconds: float | None = None
-    requests: int = 0
-    errors: int = 0
-    engine_restarts: int = 0
+    requests: int | None = None
+    errors: int | None = None
+    engine_restarts: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Render as `.build/demo.json` holds it."""
@@ -140,10 +140,11 @@ class Course:
         self.loop: BackgroundLoop
         self.watch = PodWatch(stack.objects, NAME)
 
-    def run(self) -> Report:
+    def run(self, *, when_ready: Callable[[], None] = lambda: None) -> Report:
         """Run everything: start, loads, fault, speculation off."""
         with self.watch:
             self.start()
+            when_ready()
             with self._start_load() as self.loop:
                 window = self.loop.start_window()
                 for number, streams in enumerate(self._plan.loads):
@@ -275,7 +276,7 @@ class Course:
             seconds=120,
         )
         crashed_at = seen[crash]
-        self._stack.paths.plant.unlink()
+        self._stack.paths.plant.unlink(missing_ok=True)  # the planted error takes it away itself
         seconds = START_SECONDS
         switch = wait_until(
             lambda: seen.get((crash[0], "arm", "off")), what="the kill switch", seconds=30

@@ -96,7 +96,7 @@ def draw_status(status: dict[str, Any], load: str) -> Table:
         "batch": f"{estimate.get('batch', '–')}",
         "acceptance": f"{acceptance or '–'}  mean length "
         f"{estimate.get('meanAcceptanceLength', '–')}",
-        "goodput": f"{estimate.get('goodputTokensPerSecond', '–')} tok/s",
+        "goodput": f"stable arm {estimate.get('goodputTokensPerSecond', '–')} tok/s",
         "measured": _draw_cells(status),
         "tuning": _message(status, "Tuned"),
         "speculation": _message(status, "SpeculationEnabled"),

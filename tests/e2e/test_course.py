@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import urllib.request
 from collections.abc import Iterator
 
 import pytest
 
-from tests.demo.course import NAME, Course, Plan, Report
+from specdecode_operator.api import metadata
+from specdecode_operator.domain.table import KTable
+from tests.demo.course import NAME, Course, Plan, Report, Stage
 from tests.support.engine import ROOT
 from tests.support.stack import Stack
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 
@@ -26,29 +31,60 @@ def stack() -> Iterator[Stack]:
 @pytest.fixture(scope="module")
 def report(stack: Stack) -> Report:
     course = Course(stack, PLAN)
-    course.run()
+    course.run(when_ready=lambda: tear_table(stack))
     course.report.write(ROOT / ".build" / "e2e.json")
     return course.report
 
 
-def test_the_table_moved_with_the_load_and_no_engine_restarted(report: Report) -> None:
-    tables = [stage.table for stage in report.stages]
-    assert len(set(tables)) == 2, tables
+def tear_table(stack: Stack) -> None:
+    """Tear a table file by hand: the engine keeps the one in force and says so; it is repaired."""
+    core, namespace = stack.objects.core, stack.objects.namespace
+    pod = stack.objects.pods(NAME)[0]["metadata"]
+    url = f"http://127.0.0.1:{pod['annotations'][metadata.ANNOTATION_SCRAPE_PORT]}/metrics"
+    before = read_gauges(url)
+    core.patch_namespaced_config_map(
+        metadata.tables_name(NAME), namespace, {"data": {"stable.json": '{"schema": 1, "gen'}}
+    )
+    bump = {"metadata": {"annotations": {metadata.ANNOTATION_TABLE_BUMP: "by hand"}}}
+    core.patch_namespaced_pod(pod["name"], namespace, bump)
+    torn = wait_until(lambda: (g := read_gauges(url))["stale"] == 1 and g, what="stale", seconds=20)
+    assert torn["fingerprint"] == before["fingerprint"]
+    repaired = wait_until(
+        lambda: (g := read_gauges(url))["stale"] == 0 and g, what="repaired", seconds=60
+    )
+    assert repaired["fingerprint"] == before["fingerprint"]
+    assert repaired["generation"] > before["generation"]
+
+
+def read_gauges(url: str) -> dict[str, float]:
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        text = answer.read().decode()
+    found = re.findall(r"^specdecode_table_(\w+)(?:{.*})? (\S+)$", text, re.MULTILINE)
+    return {name: float(value) for name, value in found}
+
+
+def test_k_fell_as_the_load_rose_and_no_engine_restarted(report: Report) -> None:
+    one, many = (KTable.from_rows(_rows(stage)) for stage in report.stages)
+    assert one.k_at(1) > many.k_at(32), (one.compact(), many.compact())
     assert report.engine_restarts == 0
 
 
+def _rows(stage: Stage) -> list[list[int]]:
+    starts = [(row["minBatch"], row["k"]) for row in stage.rows]
+    return KTable.from_starts(starts, 64).to_rows()
+
+
 def test_the_load_was_served_without_errors(report: Report) -> None:
+    assert report.requests is not None
     assert report.requests > 100
     assert report.errors == 0
 
 
-def test_the_best_k_depends_on_the_load_and_the_tuner_found_it(report: Report) -> None:
-    one, many = report.stages
-    assert one.fixed[7] > one.fixed[1]
-    assert many.fixed[1] > many.fixed[7]
-    # One short block each on a busy machine: a wide margin; the figures are in the benchmarks.
-    for streams, ratio in report.ratios().items():
-        assert ratio > 0.8, (streams, ratio)
+def test_tuned_and_fixed_k_were_measured_at_each_load(report: Report) -> None:
+    # How they compare is a figure of speed: `make demo`, docs/benchmarks.md.
+    for stage in report.stages:
+        assert stage.tuned
+        assert all(stage.fixed[k] > 0 for k in PLAN.fixed)
 
 
 def test_the_fault_was_answered(report: Report) -> None:
@@ -66,3 +102,22 @@ def test_the_end_state_says_what_happened(report: Report, stack: Stack) -> None:
     described = stack.cluster.kubectl("describe", "sdd", NAME)
     for reason in ("EngineFault", "Quarantined", "SpeculationOff", "RollingOut"):
         assert reason in described
+
+
+def test_a_model_that_does_not_load_is_told_in_the_engines_own_words(
+    report: Report, stack: Stack
+) -> None:
+    spec = stack.build_spec("high", k_table=[{"minBatch": 1, "k": 3}])
+    spec["model"]["name"] = "/no/such/model"
+    stack.objects.apply("broken", spec)
+    pod = wait_until(lambda: stack.objects.pods("broken"), what="its pod", seconds=60)[0]
+    wait_until(
+        lambda: stack.objects.pods("broken")[0]["status"]["containerStatuses"][0]["restartCount"],
+        what="its engine's end",
+        seconds=300,
+    )
+    condition = stack.objects.wait_condition("broken", "Degraded", seconds=60)
+    assert condition["reason"] == "EngineStartFailed"
+    assert pod["metadata"]["name"] in condition["message"]
+    assert "/no/such/model" in condition["message"]
+    stack.cluster.kubectl("delete", "sdd", "broken")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import urllib3
 from kubernetes import client, config, watch
 
 from specdecode_operator.api import metadata
@@ -131,15 +133,20 @@ class PodWatch:
 
     def _run(self) -> None:
         while not self._stopped:
-            for event in self._watch.stream(
-                self.objects.core.list_namespaced_pod,
-                self.objects.namespace,
-                label_selector=f"{metadata.LABEL_OBJECT}={self.name}",
-                timeout_seconds=3600,
-            ):
-                self._note(event["raw_object"])
-                if self._stopped:
-                    return
+            # A watch may be cut at any time; what it showed before is seen again, and kept.
+            with contextlib.suppress(urllib3.exceptions.HTTPError, client.ApiException):
+                self._follow()
+
+    def _follow(self) -> None:
+        for event in self._watch.stream(
+            self.objects.core.list_namespaced_pod,
+            self.objects.namespace,
+            label_selector=f"{metadata.LABEL_OBJECT}={self.name}",
+            timeout_seconds=3600,
+        ):
+            self._note(event["raw_object"])
+            if self._stopped:
+                return
 
     def _note(self, pod: Json) -> None:
         now = time.time()
