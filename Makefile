@@ -87,6 +87,7 @@ test: check integration e2e ## Checks and tests on a real API server, Prometheus
 
 .PHONY: integration
 integration: setup cluster prometheus ## Tests on the real API server and the real Prometheus
+	@if command -v go > /dev/null; then go -C tests/cluster test ./rewrite; fi
 	$(PYTEST) -q tests -m integration
 
 .PHONY: e2e
@@ -117,4 +118,5 @@ cluster-down: setup ## Stop the cluster that cluster-up started
 
 .PHONY: clean
 clean: ## Remove what was made here (the cache outside the tree stays)
+	@if test -e .build/cluster/lock -a -x $(BIN)/python; then $(MAKE) --no-print-directory cluster-down; fi
 	rm -rf .build .venv

@@ -19,6 +19,7 @@ from tests.support.cluster import LocalCluster
 from tests.support.engine import ROOT
 from tests.support.objects import Objects
 from tests.support.operator_process import OperatorProcess
+from tests.support.prometheus import LocalPrometheus
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
@@ -49,13 +50,18 @@ def objects(cluster: LocalCluster, namespace: str, plant: Path) -> Objects:
     return Objects(cluster, namespace)
 
 
-@pytest.fixture
-def operator(objects: Objects, tmp_path: Path) -> Iterator[OperatorProcess]:
-    settings = {
+def settings_for(objects: Objects, **more: str) -> dict[str, str]:
+    return {
         "SPECDECODE_NAMESPACES": objects.namespace,
         "SPECDECODE_SCRAPE_INTERVAL": "1s",
         "SPECDECODE_CYCLE": "4s",
+        **more,
     }
+
+
+@pytest.fixture
+def operator(objects: Objects, tmp_path: Path) -> Iterator[OperatorProcess]:
+    settings = settings_for(objects)
     with OperatorProcess(tmp_path, objects.cluster.kubeconfig, settings) as running:
         yield running
         running.check_alive()
@@ -250,6 +256,18 @@ def test_an_illegal_memory_access_ends_in_speculation_off_without_an_outage(
     assert {"EngineFault", "Quarantined", "SpeculationOff"} <= reasons
 
 
+def test_an_illegal_memory_access_that_only_the_log_tells_is_found(
+    objects: Objects, operator: OperatorProcess, plant: Path
+) -> None:
+    objects.apply(NAME, build_spec())
+    objects.wait_condition(NAME, "Ready", seconds=SECONDS)
+    (plant / objects.pods(NAME)[0]["metadata"]["name"]).write_text(f"log:{IMA}")
+    status = objects.wait_status(
+        NAME, lambda s: s.get("phase") == "Quarantined", what="the fall", seconds=SECONDS
+    )
+    assert status["faults"]["last"]["line"] == IMA
+
+
 def test_any_other_end_is_reported_and_leaves_speculation_on(
     objects: Objects, operator: OperatorProcess, plant: Path
 ) -> None:
@@ -326,3 +344,36 @@ def test_a_killed_operator_goes_on_where_it_was(
         NAME, lambda s: s.get("phase") == "Quarantined", what="the fall", seconds=SECONDS
     )
     assert status["faults"]["counts"] == {"illegal-memory-access": 1}
+
+
+def test_without_metrics_nothing_changes_and_the_condition_says_why(
+    objects: Objects, tmp_path: Path
+) -> None:
+    spec = build_spec(tuning={"mode": "Auto"})
+    kubeconfig = objects.cluster.kubeconfig
+    with LocalPrometheus(tmp_path / "prometheus") as prometheus:
+        settings = settings_for(objects, SPECDECODE_PROMETHEUS_URL=prometheus.url)
+        with OperatorProcess(tmp_path, kubeconfig, settings):
+            objects.apply(NAME, spec)
+            objects.wait_condition(NAME, "Ready", seconds=SECONDS)
+            objects.wait_condition(
+                NAME, "MetricsAvailable", status="False", reason="NotScraped", seconds=60
+            )
+            table = objects.status(NAME)["active"]["table"]
+            prometheus.stop()
+            condition = objects.wait_condition(
+                NAME, "MetricsAvailable", status="False", reason="PrometheusUnavailable", seconds=60
+            )
+    assert condition["message"]
+    assert objects.status(NAME)["active"]["table"] == table == "7"
+
+
+def test_kopf_run_serves_too(objects: Objects, tmp_path: Path) -> None:
+    kopf = str(Path(sys.executable).parent / "kopf")
+    command = [kopf, "run", "-m", "specdecode_operator.handlers", "-A"]
+    with OperatorProcess(
+        tmp_path, objects.cluster.kubeconfig, settings_for(objects), command=command
+    ) as running:
+        objects.apply(NAME, build_spec())
+        objects.wait_condition(NAME, "Ready", seconds=SECONDS)
+        running.check_alive()

@@ -5,7 +5,8 @@ where one real engine takes a minute and three gigabytes; whatever an engine doe
 real one. Signals and exits are those of a real process. `--fail-with TEXT` writes the text as the
 termination message and ends with 1, as an engine does that cannot start. When a file with its
 host's name appears in the folder SPECDECODE_PLANT it ends with 0, as vLLM does, with the file's
-text as the termination message; it does so only with speculation on.
+text as the termination message, or in its log where the text begins with `log:`; it does so only
+with speculation on.
 """
 
 from __future__ import annotations
@@ -47,7 +48,11 @@ def main() -> None:
     plant = Path(os.environ.get("SPECDECODE_PLANT", "/nonexistent"), os.environ["HOSTNAME"])
     while not plant.exists() or "--speculative-config" not in " ".join(arguments):
         time.sleep(0.05)
-    Path(os.environ["SPECDECODE_TERMINATION_LOG"]).write_text(plant.read_text())
+    text = plant.read_text()
+    if text.startswith("log:"):
+        print(text.removeprefix("log:"), file=sys.stderr, flush=True)
+    else:
+        Path(os.environ["SPECDECODE_TERMINATION_LOG"]).write_text(text)
     os._exit(0)
 
 

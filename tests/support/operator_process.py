@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -21,8 +21,14 @@ class OperatorProcess:
     """Starts and stops the operator; its log is a file. It can be killed and started again."""
 
     def __init__(
-        self, directory: Path, kubeconfig: Path, settings: Mapping[str, str] | None = None
+        self,
+        directory: Path,
+        kubeconfig: Path,
+        settings: Mapping[str, str] | None = None,
+        *,
+        command: Sequence[str] = (str(COMMAND),),
     ) -> None:
+        self._command = list(command)
         self.log_path = directory / "operator.log"
         self._environment = {
             "PATH": os.environ.get("PATH", ""),
@@ -51,7 +57,7 @@ class OperatorProcess:
         """Start the process; it is watching when its log says so, which nobody has to wait for."""
         self._log = self.log_path.open("ab")
         self._process = subprocess.Popen(
-            [str(COMMAND)], env=self._environment, stdout=self._log, stderr=self._log
+            self._command, env=self._environment, stdout=self._log, stderr=self._log
         )
 
     def kill(self) -> None:
