@@ -16,6 +16,8 @@ from specdecode_operator.api.v1alpha1 import (
     Spec,
     Status,
     Strategy,
+    Tuning,
+    TuningMode,
 )
 from specdecode_operator.domain import lever as levers
 from specdecode_operator.domain.lever import Lever
@@ -60,7 +62,10 @@ def count_pods(
     return {
         r.revision: Pods(
             wanted=r.replicas,
-            ready=sum(1 for p in pods if p.revision == r.revision and p.ready and not p.deleting),
+            ready=min(
+                r.replicas,
+                sum(1 for p in pods if p.revision == r.revision and p.ready and not p.deleting),
+            ),
         )
         for r in revisions
     }
@@ -76,6 +81,23 @@ def find_current(
     if not revisions:
         return None
     return max(revisions, key=lambda r: (counts[r.revision].ready, r.replicas, r.created_at))
+
+
+def find_running_spec(
+    status: Status, revisions: Sequence[ObservedRevision], pods: Sequence[ObservedPod]
+) -> Spec | None:
+    """Return a spec of what runs, so that a fall goes on while the user's cannot be read."""
+    counts = count_pods(revisions, pods)
+    current = find_current(status, revisions, counts)
+    if current is None:
+        return None
+    return Spec(
+        model=current.inputs.model,
+        replicas=sum(there.wanted for there in counts.values()),
+        engine=current.inputs.engine,
+        speculation=current.inputs.speculation,
+        tuning=Tuning(mode=TuningMode(status.mode or TuningMode.OFF)),
+    )
 
 
 def choose_target(
@@ -102,12 +124,15 @@ def choose_target(
         return _to_revision(off, revisions, Lever.SPECULATION, None)
     if refused:
         return Target(current.revision, current.inputs, hold=refused)
-    step = levers.next_step(current.inputs, _allowed(wanted, current.inputs, quarantine, falling))
+    allowed = _allowed(wanted, current.inputs, quarantine, falling)
+    quarantined = [entry.fingerprint for entry in quarantine]
+    step = levers.next_step(current.inputs, allowed, without=quarantined)
     if step is None:
         return Target(current.revision, current.inputs)
     change, inputs = step
     hold = _find_hold(spec, change, counts[current.revision])
-    if hold is not None and not _is_under_way(inputs, revisions, counts):
+    paused = spec.rollout.paused
+    if hold is not None and not _is_under_way(inputs, revisions, counts, paused=paused):
         return Target(current.revision, current.inputs, hold=hold)
     return _to_revision(inputs, revisions, change, hold)
 
@@ -125,11 +150,12 @@ def _allowed(
     quarantined = [entry.fingerprint for entry in quarantine]
     if levers.fingerprint_of(wanted) not in quarantined:
         return wanted
-    # A canary that crashed before it was Ready: what serves stays as it is.
-    if current is not None and levers.fingerprint_of(current) not in quarantined:
-        kept = wanted.model_copy(update={"speculation": current.speculation})
-        return current if levers.fingerprint_of(kept) in quarantined else kept
-    return off
+    if current is None:
+        return off
+    # What serves did not crash (it would fall), even where its fingerprint is the canary's own:
+    # its speculation stays as it is.
+    kept = wanted.model_copy(update={"speculation": current.speculation})
+    return current if levers.fingerprint_of(kept) in quarantined else kept
 
 
 def _to_revision(
@@ -149,9 +175,15 @@ def _to_revision(
 
 
 def _is_under_way(
-    inputs: RevisionInputs, revisions: Sequence[ObservedRevision], counts: Mapping[str, Pods]
+    inputs: RevisionInputs,
+    revisions: Sequence[ObservedRevision],
+    counts: Mapping[str, Pods],
+    *,
+    paused: bool,
 ) -> bool:
-    return any(r.inputs == inputs and counts[r.revision].ready > 0 for r in revisions)
+    """Tell whether a held change began: a paused one stands still, another goes on when proven."""
+    there = [counts[r.revision] for r in revisions if r.inputs == inputs]
+    return any(pods.wanted if paused else pods.ready for pods in there)
 
 
 def _find_hold(spec: Spec, change: Lever, serving: Pods) -> Hold | None:
@@ -180,7 +212,8 @@ def plan_replicas(
 
     Not-ready pods of other revisions give way first (that frees their GPUs); then ready ones,
     the canary's number first and one at a time after it, each when the one before is Ready.
-    Where more than one pod is wanted, a step never takes the last Ready one.
+    Where more than one pod is wanted, a step never takes the last Ready one. A paused change
+    stands still.
     """
     wanted = {name: pods.wanted for name, pods in counts.items()} | (
         {} if target in counts else {target: 0}
@@ -195,31 +228,48 @@ def plan_replicas(
     step = 1 if before else min(spec.rollout.canary_replicas, max(1, spec.replicas - 1))
     surge = spec.rollout.strategy is Strategy.SURGE and not falling
     extra = step if surge and not settled else 0
-    _shrink(wanted, [*others, target], sum(wanted.values()) - spec.replicas - extra)
-    _grow(wanted, target if ready or current not in others else current, spec.replicas)
+    _shrink(wanted, counts, target=target, others=others, most=spec.replicas + extra)
+    grows = target if ready or falling or current not in others else current
+    _grow(wanted, grows, spec.replicas)
+    if spec.rollout.paused and not falling and current not in (None, target):
+        return wanted
     if surge:
         if settled and any(wanted[name] for name in others):
             wanted[target] = min(spec.replicas, before + step)
         return wanted
-    serving = sum(counts[name].ready for name in others)
+    # A pass may have been killed between two writes: what was just taken is not taken twice.
+    left = {name: Pods(wanted[name], min(wanted[name], counts[name].ready)) for name in others}
+    serving = sum(pods.ready for pods in left.values())
     if falling or ready or not serving:
         for name in others:
-            _move(wanted, name, target, counts[name].not_ready)
+            _move(wanted, name, target, left[name].not_ready)
     if not settled or wanted[target] > before:
         return wanted
-    broken = sum(counts[name].not_ready for name in others)
+    broken = sum(pods.not_ready for pods in left.values())
     if spec.replicas > 1:
         step = min(step, broken + max(0, ready + serving - 1))
-    for name in sorted(others, key=lambda n: counts[n].not_ready == 0):
+    for name in sorted(others, key=lambda n: left[n].not_ready == 0):
         step -= _move(wanted, name, target, step)
     return wanted
 
 
-def _shrink(wanted: dict[str, int], order: Sequence[str], surplus: int) -> None:
-    for name in order:
-        gone = min(max(0, surplus), wanted[name])
-        wanted[name] -= gone
-        surplus -= gone
+def _shrink(
+    wanted: dict[str, int],
+    counts: Mapping[str, Pods],
+    *,
+    target: str,
+    others: Sequence[str],
+    most: int,
+) -> None:
+    """Take what is too many: from the others, but the last Ready pod only after the target's."""
+    spare = max(0, sum(pods.ready for pods in counts.values()) - 1)
+    steps = [(name, counts[name].not_ready) for name in others]
+    for name in others:
+        steps.append((name, min(spare, counts[name].ready)))
+        spare -= steps[-1][1]
+    for name, number in [*steps, *((name, wanted[name]) for name in (target, *others))]:
+        surplus = sum(wanted.values()) - most
+        wanted[name] -= max(0, min(number, surplus, wanted[name]))
 
 
 def _grow(wanted: dict[str, int], name: str | None, replicas: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Collection
 from enum import StrEnum
 from typing import Final, TypeVar
 
@@ -92,15 +93,18 @@ def differing_levers(old: RevisionInputs, new: RevisionInputs) -> tuple[Lever, .
     )
 
 
-def next_step(old: RevisionInputs, new: RevisionInputs) -> tuple[Lever, RevisionInputs] | None:
+def next_step(
+    old: RevisionInputs, new: RevisionInputs, *, without: Collection[Fingerprint] = ()
+) -> tuple[Lever, RevisionInputs] | None:
     """Return the first single change on the way from old to new, None where nothing differs.
 
-    Levers that only make sense together (an envelope above the new K_max) move together.
+    Levers that only make sense together (an envelope above the new K_max) move together, and so
+    do those between which only a fingerprint of `without` lies.
     """
     levers = differing_levers(old, new)
     for lever in levers:
         candidate = _with_lever(old, new, lever)
-        if is_consistent(candidate):
+        if is_consistent(candidate) and fingerprint_of(candidate) not in without:
             return lever, candidate
     return (levers[0], new) if levers else None
 

@@ -50,6 +50,18 @@ PODS_STEPS = {
         5, {}, False, {"old": (2, 2), "new": (1, 0)}, {"old": 4, "new": 1}),
     "scaled down in mid-change: what goes away shrinks": (
         2, {}, False, {"old": (3, 3), "new": (1, 0)}, {"old": 1, "new": 1}),
+    "scaled down in mid-change: the last Ready pod stays": (
+        2, {"canaryReplicas": 2}, False, {"old": (1, 1), "new": (2, 0)}, {"old": 1, "new": 1}),
+    "falling and scaled up: what crashed does not grow": (
+        5, {}, True, {"old": (2, 2), "new": (1, 0)}, {"old": 2, "new": 3}),
+    "falling, and killed between the two writes of a move": (
+        2, {}, True, {"old": (2, 1), "new": (1, 0)}, {"old": 1, "new": 1}),
+    "paused in mid-change: nothing moves": (
+        3, {"paused": True}, False, {"old": (2, 2), "new": (1, 1)}, {"old": 2, "new": 1}),
+    "paused in mid-change: scaled all the same": (
+        4, {"paused": True}, False, {"old": (2, 2), "new": (1, 1)}, {"old": 2, "new": 2}),
+    "falling is not paused": (
+        3, {"paused": True}, True, {"old": (3, 2)}, {"old": 2, "new": 1}),
     "scaled to zero": (0, {}, False, {"old": (3, 3), "new": (1, 0)}, {"old": 0, "new": 0}),
 }  # fmt: skip
 
