@@ -42,9 +42,16 @@ REVISIONS_KEPT: Final = 5
 def decide(seen: Observation, *, cycle: timedelta) -> Decision:
     """Decide what one object needs now; never raises on what users or engines can send."""
     spec = seen.target.spec
-    if isinstance(spec, InvalidSpec):
-        return Decision(status=status.build_invalid_status(seen, spec), requeue_after=cycle)
-    facts = _gather(seen, spec)
+    if not isinstance(spec, InvalidSpec):
+        return _to_decision(seen, spec, _gather(seen, spec, cycle), cycle)
+    running = rollout.find_running_spec(seen.target.status, seen.revisions, seen.pods)
+    facts = _gather(seen, running, cycle) if running is not None else None
+    if running is not None and facts is not None and facts.fall is not None:
+        return _to_decision(seen, running, facts, cycle)
+    return Decision(status=status.build_invalid_status(seen, spec), requeue_after=cycle)
+
+
+def _to_decision(seen: Observation, spec: Spec, facts: Facts, cycle: timedelta) -> Decision:
     tables_and_arms = _plan_tables(seen, facts)
     revisions = _plan_revisions(seen, facts)
     return Decision(
@@ -57,7 +64,7 @@ def decide(seen: Observation, *, cycle: timedelta) -> Decision:
     )
 
 
-def _gather(seen: Observation, spec: Spec) -> Facts:
+def _gather(seen: Observation, spec: Spec, cycle: timedelta) -> Facts:
     """Work out everything that the status and the actions are made from."""
     stored = seen.target.status
     counts = rollout.count_pods(seen.revisions, seen.pods)
@@ -71,8 +78,9 @@ def _gather(seen: Observation, spec: Spec) -> Facts:
         serving=current.revision if current else None,
         now=seen.now,
     )
-    falling, released = _release(answer.fall, spec)
     refused = _find_refusal(seen, spec)
+    halfway = refused is not None or _is_speculating(seen.pods, by_name, current)
+    falling, released = (answer.fall, ()) if halfway else _release(answer.fall, spec)
     target = rollout.choose_target(
         spec=spec,
         quarantine=answer.quarantine,
@@ -82,15 +90,17 @@ def _gather(seen: Observation, spec: Spec) -> Facts:
         revisions=seen.revisions,
         counts=counts,
     )
-    serving, inputs = _find_serving(target, current, counts, spec)
+    serving, inputs = _find_serving(target, current, counts, spec, falling)
     replicas = _plan_replicas(target, current, counts, spec, falling)
     rolling = _is_rolling(target, serving, replicas)
-    tuned = tuning.tune(seen, spec, inputs=inputs, falling=falling is not None, rolling=rolling)
+    tuned = tuning.tune(
+        seen, spec, inputs=inputs, falling=falling is not None, rolling=rolling, cycle=cycle
+    )
     live = checks.find_no_live_control(inputs)
     arms = _choose_arms(seen.pods, by_name, serving, falling is not None)
     wanted_tables = tables.plan_tables(
         stable=tuned.table,
-        canary=_canary_table(tuned.table, target, serving),
+        canary=_canary_table(seen, spec, target, serving),
         enabled=falling is None,
         reason=_table_reason(falling, tuned),
         observed=seen.tables,
@@ -120,6 +130,17 @@ def _gather(seen: Observation, spec: Spec) -> Facts:
     )
 
 
+def _is_speculating(
+    pods: Sequence[ObservedPod],
+    revisions: Mapping[str, ObservedRevision],
+    current: ObservedRevision | None,
+) -> bool:
+    """Tell whether a fall still has pods to replace: it is not released half way."""
+    there = {pod.revision for pod in pods if not pod.deleting}
+    left = [r for name, r in revisions.items() if name in there or r is current]
+    return any(r.inputs.speculation is not None for r in left)
+
+
 def _release(falling: FallStatus | None, spec: Spec) -> tuple[FallStatus | None, tuple[Event, ...]]:
     if falling is not None and fall.is_released(falling, spec):
         event = Event(
@@ -130,6 +151,8 @@ def _release(falling: FallStatus | None, spec: Spec) -> tuple[FallStatus | None,
 
 
 def _find_refusal(seen: Observation, spec: Spec) -> Hold | None:
+    if isinstance(seen.target.spec, InvalidSpec):
+        return Hold(Reason.INVALID_SPEC, "; ".join(seen.target.spec.problems))
     if not spec.engine.image:
         return Hold(
             Reason.IMAGE_NOT_SET,
@@ -144,8 +167,12 @@ def _find_serving(
     current: ObservedRevision | None,
     counts: Mapping[str, Pods],
     spec: Spec,
+    falling: FallStatus | None,
 ) -> tuple[str, RevisionInputs]:
-    """Return the revision that serves after this pass: the target once it has all the pods."""
+    """Return the revision that serves after this pass: the target once it has all the pods.
+
+    While falling it need not be Ready: there is no way back to what it replaced.
+    """
     if target is None:
         return (
             ("", levers.inputs_of(spec))
@@ -159,7 +186,8 @@ def _find_serving(
         return target.revision, target.inputs
     there = counts.get(target.revision)
     others = sum(pods.wanted for name, pods in counts.items() if name != target.revision)
-    done = there is not None and there.ready >= spec.replicas and others == 0
+    ready = there is not None and (there.ready >= spec.replicas or falling is not None)
+    done = ready and others == 0
     if done or spec.replicas == 0:
         return target.revision, target.inputs
     return current.revision, current.inputs
@@ -206,11 +234,13 @@ def _choose_arms(
     return arms
 
 
-def _canary_table(table: KTable, target: Target | None, serving: str) -> KTable | None:
-    """While another revision comes in: the table within that revision's own envelope."""
+def _canary_table(
+    seen: Observation, spec: Spec, target: Target | None, serving: str
+) -> KTable | None:
+    """While another revision comes in: the table that it will have when it serves."""
     if target is None or target.revision == serving or target.inputs.speculation is None:
         return None
-    return table.clamped_to(levers.envelope_of(target.inputs.speculation))
+    return tuning.find_table(seen, spec, target.inputs)
 
 
 def _table_reason(falling: FallStatus | None, tuned: tuning.TuningResult) -> str:

@@ -36,7 +36,7 @@ from specdecode_operator.errors import InvalidTableError
 from specdecode_operator.estimate import counters
 from specdecode_operator.estimate.counters import NoEstimate
 
-MOST_SAMPLE_AGE_SECONDS: Final = 60.0
+LEAST_SAMPLE_AGE: Final = timedelta(seconds=60)
 _ENDS_EXPERIMENT: Final = frozenset(
     {
         Reason.QUARANTINED,
@@ -70,9 +70,18 @@ class TuningResult:
 
 
 def tune(
-    seen: Observation, spec: Spec, *, inputs: RevisionInputs, falling: bool, rolling: bool
+    seen: Observation,
+    spec: Spec,
+    *,
+    inputs: RevisionInputs,
+    falling: bool,
+    rolling: bool,
+    cycle: timedelta,
 ) -> TuningResult:
-    """Choose the table in force for the serving revision's envelope."""
+    """Choose the table in force for the serving revision's envelope.
+
+    Samples older than a cycle (at least four scrapes) and a minute are stale.
+    """
     stored = seen.target.status
     users = _users_table(seen, spec, inputs)
     present = _present_table(stored, spec, users, inputs)
@@ -91,7 +100,7 @@ def tune(
     if isinstance(seen.metrics, MetricsAbsent) and not seen.metrics.reason:
         result = replace(result, asked=False)
         return _put_back(result, stored, present) if falling else result
-    health = _metrics_health(seen)
+    health = _metrics_health(seen, max(LEAST_SAMPLE_AGE, cycle))
     hold = checks.first_hold(
         checks.BEFORE_TUNING,
         checks.Situation(
@@ -119,6 +128,12 @@ def tune(
         ends = hold.reason in _ENDS_EXPERIMENT
         return _put_back(result, stored, present) if ends else result
     return _advance(seen, spec, users, inputs, result)
+
+
+def find_table(seen: Observation, spec: Spec, inputs: RevisionInputs) -> KTable:
+    """Return the table in force where a revision of these inputs serves."""
+    users = _users_table(seen, spec, inputs)
+    return _present_table(seen.target.status, spec, users, inputs)
 
 
 def _advance(
@@ -198,7 +213,7 @@ def _put_back(result: TuningResult, stored: Status, present: KTable) -> TuningRe
     return replace(result, table=table, experiment=None, events=(*result.events, event))
 
 
-def _metrics_health(seen: Observation) -> MetricsAbsent | NoEstimate | None:
+def _metrics_health(seen: Observation, oldest: timedelta) -> MetricsAbsent | NoEstimate | None:
     if isinstance(seen.metrics, MetricsAbsent):
         return seen.metrics
     ready = frozenset(pod.name for pod in seen.pods if pod.ready and not pod.deleting)
@@ -208,7 +223,7 @@ def _metrics_health(seen: Observation) -> MetricsAbsent | NoEstimate | None:
         seen.metrics,
         ready_pods=ready,
         now=seen.now.timestamp(),
-        max_age_seconds=MOST_SAMPLE_AGE_SECONDS,
+        max_age_seconds=oldest.total_seconds(),
     )
 
 
