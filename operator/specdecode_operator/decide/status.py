@@ -46,13 +46,11 @@ _CONTAINER_FAILURES: Final = frozenset(
 def build_invalid_status(seen: Observation, spec: InvalidSpec) -> Status:
     """Say what is wrong with a spec that cannot be read; everything else stays as it was."""
     stored = seen.target.status
-    conditions = _put(
-        seen,
-        stored.conditions,
-        ConditionType.DEGRADED,
-        Hold(Reason.INVALID_SPEC, "; ".join(spec.problems)),
-        status="True",
-    )
+    why = Hold(Reason.INVALID_SPEC, "; ".join(spec.problems))
+    conditions = list(stored.conditions)
+    if not conditions:
+        conditions = _put(seen, conditions, ConditionType.READY, why, status="False")
+    conditions = _put(seen, conditions, ConditionType.DEGRADED, why, status="True")
     return stored.model_copy(
         update={"observed_generation": seen.target.generation, "conditions": conditions}
     )
