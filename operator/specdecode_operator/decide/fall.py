@@ -106,6 +106,9 @@ def _answer(
         and spec.faults.on_illegal_memory_access is OnIllegalMemoryAccess.REPORT
     ):
         action = FaultAction.REPORT
+    memory_fault = verdict.fault_class is FaultClass.ILLEGAL_MEMORY_ACCESS
+    if action is FaultAction.REVERT_CHANGE and not (memory_fault and speculation):
+        action = FaultAction.REPORT  # only quarantine takes a change back: say no more than is done
     record = _record(pod, verdict.fault_class, action, verdict.line, now)
     handled = HandledTermination(
         pod_uid=pod.uid, container=ended.container, restart_count=ended.restart_count
@@ -114,7 +117,6 @@ def _answer(
         return _with_faults(state, handled=handled, record=None)
     state = _with_faults(state, handled=handled, record=record)
     state = _tell(state, record, speculation)
-    memory_fault = verdict.fault_class is FaultClass.ILLEGAL_MEMORY_ACCESS
     if memory_fault and action in (FaultAction.SPEC_OFF, FaultAction.REVERT_CHANGE):
         state = _quarantine(state, record, revision, now)
     if action is FaultAction.SPEC_OFF and state.fall is None:

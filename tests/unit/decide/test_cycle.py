@@ -341,6 +341,20 @@ def test_a_canary_that_crashes_before_it_is_ready_is_taken_back() -> None:
     assert_steady(world)
 
 
+def test_a_canary_that_cannot_start_waits_beside_what_serves_and_is_reported() -> None:
+    world = start(build_spec(replicas=2), ready_after=5)
+    (stable,) = world.revisions
+    world.edit(build_spec(replicas=2, engine={"extraArgs": ["--no-such-flag"]}))
+    world.run(3)
+    (canary,) = [pod for pod in world.alive() if pod.revision != stable]
+    world.crash(canary, "vllm serve: error: unrecognized arguments: --no-such-flag")
+    world.reconcile(urgent=True)
+    assert world.status.faults.last is not None
+    assert world.status.faults.last.action == "Report"
+    assert condition(world, ConditionType.DEGRADED)[0] == "True"
+    assert [pod.revision for pod in world.ready()] == [stable]
+
+
 def test_a_canary_of_another_envelope_that_crashes_leaves_stable_untouched() -> None:
     """Its fingerprint is stable's own: quarantine does not tell envelopes apart."""
     world = start(
