@@ -480,6 +480,7 @@ def test_a_fall_goes_on_whatever_the_spec_becomes(edit: str, before: bool) -> No
     world.edit(spec)
     world.run(30)
     assert_runs(world, without_speculation(spec))
+    assert world.status.fall is not None
     assert_steady(world)
 
 
