@@ -38,7 +38,7 @@ class Plan:
     loads: Sequence[int]
     fixed: Sequence[int]
     pair: str = "high"
-    rounds: int = 2
+    rounds: int = 3
     measure_seconds: float = 6.0
     settle_seconds: float = 1.0
     converge_seconds: float = 240.0
@@ -55,6 +55,7 @@ class Stage:
     converge_seconds: float
     tuned: float | None = None
     fixed: dict[int, float] = field(default_factory=dict)
+    rounds: dict[str, list[float]] = field(default_factory=dict)
     pays: bool = True
 
 
@@ -90,6 +91,11 @@ class Report:
                 str(s.streams): {str(k): _round(v) for k, v in sorted(s.fixed.items())}
                 for s in self.stages
                 if s.fixed
+            },
+            "rounds": {
+                str(s.streams): {arm: [_round(v) for v in r] for arm, r in s.rounds.items()}
+                for s in self.stages
+                if s.rounds
             },
             "off": {str(streams): _round(v) for streams, v in self.off.items()},
             "fault": {
@@ -229,6 +235,7 @@ class Course:
             for arm in self._chance.sample(sorted(arms), k=len(arms)):
                 self._put_in_force(arms[arm])
                 figures[arm].append(self._measure().tokens_per_second)
+        stage.rounds = {arm: list(values) for arm, values in figures.items()}
         stage.tuned = mean(figures.pop("tuned"))
         stage.fixed = {int(k): mean(values) for k, values in figures.items()}
         shown = "  ".join(f"K={k} {v:.0f}" for k, v in sorted(stage.fixed.items()))

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from statistics import mean, median
 from types import TracebackType
 from typing import Any, Self
 
@@ -140,7 +141,8 @@ def draw_summary(report: Report) -> Table:
         row = [_figure(means.get(str(k))) for k in ks]
         table.add_row("all", "geometric mean", _figure(means["tuned"]), *row, "", "")
     table.caption = (
-        "tuned and fixed K: in turn at the same load, in drawn order. "
+        "tuned and fixed K: in turn at the same load, in drawn order; the rounds differ by "
+        f"{_spread(report):.0%} (median of highest - lowest over mean). "
         "*off: on the pod that the fall left behind; it needs a restart, so it is not interleaved."
     )
     return table
@@ -158,6 +160,16 @@ def draw_fault(report: Report) -> Table:
     )
     table.add_row(*("–" if t is None else f"{t:.2f}" for t in times))
     return table
+
+
+def _spread(report: Report) -> float:
+    """Median over arms and loads of (highest - lowest round) / mean."""
+    spreads = [
+        (max(values) - min(values)) / mean(values)
+        for stage in report.stages
+        for values in stage.rounds.values()
+    ]
+    return median(spreads) if spreads else 0.0
 
 
 def _figure(value: float | None, *, bold: bool = False) -> str:
