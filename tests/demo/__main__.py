@@ -24,7 +24,8 @@ PLAN = Plan(loads=(1, 8, 32, 64, 8), fixed=(0, 1, 2, 3, 5, 7))
 def main() -> int:
     """Run the demo; 0 when it came to its end."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    console = Console()
+    # A pipe has no width of its own: leave the summary's columns room.
+    console = Console(width=None if sys.stdout.isatty() else 140)
     screen = Screen(console)
     screen.tell("starting Kubernetes, Prometheus and the operator")
     keep = os.environ.get("KEEP") == "1"
