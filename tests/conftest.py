@@ -1,15 +1,23 @@
 """Fixtures shared by the integration and end-to-end tests."""
 
 import contextlib
+import os
 import re
 import uuid
 from collections.abc import Iterator
 
+import hypothesis
 import kubernetes
 import pytest
 
 from tests.support import prometheus
 from tests.support.cluster import LocalCluster, build_binary, is_external, wait_for
+
+# A busy machine is no failure; and CI tells what a change broke, not what chance found: new
+# examples are for people's own runs.
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("dev", deadline=None)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -23,6 +23,8 @@ from .counters import NoEstimate
 
 # Past this the error of a cell is the model's, not the sample's: more steps add no weight.
 _MAX_WEIGHT_STEPS: Final = 500.0
+# What is beyond this is no batch, no K and no step time: products of it would overflow.
+_MOST: Final = 1e9
 _MAX_EXTRAPOLATION: Final = 2.0
 
 
@@ -107,7 +109,9 @@ def _features(batch: float, k: int) -> tuple[float, float, float, float]:
 
 def _is_usable(one: StepTime) -> bool:
     return (
-        all(math.isfinite(x) and x > 0 for x in (one.batch, one.seconds, one.steps))
+        all(0 < x <= _MOST for x in (one.batch, one.seconds))
+        and one.steps > 0
+        and math.isfinite(one.steps)
         and one.seconds > 1e-9
-        and one.k >= 0
+        and 0 <= one.k <= _MOST
     )

@@ -104,3 +104,8 @@ def test_odd_cells_never_raise(cells: list[StepTime], batch: float, k: int) -> N
         predicted = model.predict(batch, k)
         if isinstance(predicted, PredictedStepTime):
             assert predicted.seconds >= 0
+
+
+def test_a_batch_that_no_engine_has_is_bad_data() -> None:
+    huge = StepTime(8.98846567431158e307, 1, 1.0, 1.0)
+    assert isinstance(fit_step_cost([huge]), NoEstimate)
