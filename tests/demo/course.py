@@ -57,6 +57,7 @@ class Stage:
     fixed: dict[int, float] = field(default_factory=dict)
     rounds: dict[str, list[float]] = field(default_factory=dict)
     pays: bool = True
+    tried: frozenset[int] = frozenset()
 
 
 @dataclass
@@ -199,6 +200,11 @@ class Course:
             rows=rows,
             converge_seconds=time.time() - began,
             pays=_tuned_reason(status) != "SpeculationDoesNotPay",
+            tried=frozenset(
+                cell["k"]
+                for cell in status["tuning"].get("cells", [])
+                if cell["batch"] == bucket_of(streams)
+            ),
         )
         self._tell(
             f"  {_tuned_reason(status)} after {stage.converge_seconds:.0f} s: table {stage.table}"

@@ -63,12 +63,10 @@ def read_gauges(url: str) -> dict[str, float]:
     return {name: float(value) for name, value in found}
 
 
-def test_k_moved_live_at_each_load_and_no_engine_restarted(report: Report, stack: Stack) -> None:
-    # Which K is best is a figure of speed, and noise decides between neighbours: docs/benchmarks.md.
-    cells = stack.objects.status(NAME)["tuning"]["cells"]
+def test_k_moved_live_at_each_load_and_no_engine_restarted(report: Report) -> None:
+    # Which K is best is a figure of speed, and noise decides between neighbours: see the benchmarks.
     for stage in report.stages:
-        tried = {cell["k"] for cell in cells if cell["batch"] == stage.streams}
-        assert len(tried) >= 2, (stage.streams, cells)
+        assert len(stage.tried) >= 2, (stage.streams, stage.tried)
     one, many = (KTable.from_rows(_rows(stage)) for stage in report.stages)
     assert one.k_at(1) >= many.k_at(32), (one.compact(), many.compact())
     assert report.engine_restarts == 0
