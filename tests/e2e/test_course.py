@@ -64,7 +64,7 @@ def read_gauges(url: str) -> dict[str, float]:
 
 
 def test_k_moved_live_at_each_load_and_no_engine_restarted(report: Report) -> None:
-    # Which K is best is a figure of speed, and noise decides between neighbours: see the benchmarks.
+    # Which K is best is a figure of speed, and noise decides between neighbours (benchmarks).
     for stage in report.stages:
         assert len(stage.tried) >= 2, (stage.streams, stage.tried)
     one, many = (KTable.from_rows(_rows(stage)) for stage in report.stages)
