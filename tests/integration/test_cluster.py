@@ -76,7 +76,10 @@ def log_of(cluster: LocalCluster, namespace: str, name: str, *options: str) -> s
 
 def await_log(cluster: LocalCluster, namespace: str, name: str, text: str) -> str:
     def look() -> str:
-        log = log_of(cluster, namespace, name)
+        try:
+            log = log_of(cluster, namespace, name)
+        except ClusterError:  # a container that is still being made has no log
+            return ""
         return log if text in log else ""
 
     return wait_for(look, what=f"{text!r} in the log of {name}")
