@@ -72,14 +72,14 @@ class Reason(StrEnum):
     ENGINE_CRASHED = "EngineCrashed"
 
 
-def find_condition(conditions: Sequence[Condition], kind: ConditionType) -> Condition | None:
+def find_condition(conditions: Sequence[Condition], kind: str) -> Condition | None:
     """Return the condition of a type, or None where it is not there yet."""
     return next((c for c in conditions if c.type == kind), None)
 
 
 def set_condition(conditions: Sequence[Condition], wanted: Condition) -> tuple[Condition, ...]:
     """Put a condition among others; its transition time moves only when its status flips."""
-    stored = next((c for c in conditions if c.type == wanted.type), None)
+    stored = find_condition(conditions, wanted.type)
     if stored is not None and stored.status == wanted.status:
         wanted = wanted.model_copy(update={"last_transition_time": stored.last_transition_time})
     order = {kind.value: position for position, kind in enumerate(ConditionType)}

@@ -110,7 +110,6 @@ def _gather(seen: Observation, spec: Spec, cycle: timedelta) -> Facts:
     return Facts(
         answer=answer,
         fall=_advance_fall(falling, seen, arms, serving, by_name, spec, counts),
-        just_fell=falling is not None and stored.fall is None,
         refused=refused,
         target=target,
         counts=counts,

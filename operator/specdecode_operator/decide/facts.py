@@ -24,7 +24,6 @@ class Facts:
 
     answer: Answer
     fall: FallStatus | None
-    just_fell: bool
     refused: Hold | None
     target: Target | None
     counts: Mapping[str, Pods]
