@@ -31,7 +31,7 @@ def main() -> int:
     keep = os.environ.get("KEEP") == "1"
     with Stack(BUILD / "demo") as stack:
         course = Course(stack, PLAN, tell=screen.tell)
-        screen.tell("settings of the demo: Prometheus scrapes every 2 s, cycle 8 s, blocks of 14 s")
+        screen.tell("settings of the demo: Prometheus scrapes every 2 s, cycle 8 s, blocks of 18 s")
         try:
             with screen.follow(lambda: stack.objects.status(NAME), lambda: _load_of(course)):
                 report = course.run()

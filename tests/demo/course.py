@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any
 
 from specdecode_load import BackgroundLoop, Lengths, Measurement, Workload, probe
@@ -38,9 +38,11 @@ class Plan:
     loads: Sequence[int]
     fixed: Sequence[int]
     pair: str = "high"
-    rounds: int = 3
-    measure_seconds: float = 6.0
-    settle_seconds: float = 1.0
+    # Many short rounds: a shared machine changes its speed by half for seconds at a time, which
+    # would fall on one arm of a long round.
+    rounds: int = 6
+    measure_seconds: float = 3.0
+    settle_seconds: float = 0.5
     converge_seconds: float = 240.0
     seed: int = 1
 
@@ -58,6 +60,34 @@ class Stage:
     rounds: dict[str, list[float]] = field(default_factory=dict)
     pays: bool = True
     tried: frozenset[int] = frozenset()
+
+    def ratio_to_best(self) -> Ratio | None:
+        """Compare the tuned table with the best fixed K, round by round; None if not measured.
+
+        The best of six noisy figures is the luckiest one, so the K to compare with in a round is
+        chosen by all the other rounds. With a single round there is nothing to choose it by.
+        """
+        tuned = self.rounds.get("tuned", [])
+        if len(tuned) < 2 or not self.fixed:
+            return None
+        logs = []
+        for number, value in enumerate(tuned):
+
+            def others(k: int, left_out: int = number) -> float:
+                values = self.rounds[str(k)]
+                return sum(values) - values[left_out]
+
+            best = max(self.fixed, key=others)
+            logs.append(math.log(value / self.rounds[str(best)][number]))
+        return Ratio(math.exp(mean(logs)), stdev(logs) / math.sqrt(len(logs)))
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio of two goodputs and its relative standard error."""
+
+    value: float
+    error: float
 
 
 @dataclass
@@ -85,6 +115,7 @@ class Report:
                     "tuned": _round(s.tuned),
                     "table": s.table,
                     "convergeSeconds": round(s.converge_seconds, 1),
+                    **_ratio_fields(s.ratio_to_best()),
                 }
                 for s in self.stages
             ],
@@ -114,14 +145,6 @@ class Report:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(self.to_json(), indent=2) + "\n")
 
-    def ratios(self) -> dict[int, float]:
-        """Tuned ÷ best fixed K at each load."""
-        return {
-            s.streams: s.tuned / max(s.fixed.values())
-            for s in self.stages
-            if s.tuned is not None and s.fixed
-        }
-
     def geometric_means(self) -> dict[str, float]:
         """Geometric mean over the loads of the tuned table (`tuned`) and of each fixed K."""
         stages = [s for s in self.stages if s.tuned is not None and s.fixed]
@@ -129,6 +152,12 @@ class Report:
         for k in stages[0].fixed if stages else ():
             arms[str(k)] = [s.fixed[k] for s in stages]
         return {arm: math.exp(mean(math.log(v) for v in values)) for arm, values in arms.items()}
+
+
+def _ratio_fields(ratio: Ratio | None) -> dict[str, float]:
+    if ratio is None:
+        return {}
+    return {"ratioToBest": round(ratio.value, 3), "ratioError": round(ratio.error, 3)}
 
 
 def _round(value: float | None, digits: int = 1) -> float | None:

@@ -134,15 +134,17 @@ def draw_summary(report: Report) -> Table:
         best = max(stage.fixed.values(), default=None)
         cells = [_figure(stage.fixed.get(k), bold=stage.fixed.get(k) == best) for k in ks]
         off = _figure(report.off.get(stage.streams))
-        ratio = f"{stage.tuned / best:.2f}" if best and stage.tuned else "–"
-        table.add_row(str(stage.streams), stage.table, _figure(stage.tuned), *cells, off, ratio)
+        ratio = stage.ratio_to_best()
+        shown = f"{ratio.value:.2f} ± {ratio.error:.2f}" if ratio else "–"
+        table.add_row(str(stage.streams), stage.table, _figure(stage.tuned), *cells, off, shown)
     means = report.geometric_means()
     if len(means) > 1:
         row = [_figure(means.get(str(k))) for k in ks]
         table.add_row("all", "geometric mean", _figure(means["tuned"]), *row, "", "")
     table.caption = (
         "tuned and fixed K: in turn at the same load, in drawn order; the rounds differ by "
-        f"{_spread(report):.0%} (median of highest - lowest over mean). "
+        f"{_spread(report):.0%} (median of highest - lowest over mean). tuned ÷ best K: in each "
+        "round against the K that the other rounds say is best; ± is its standard error. "
         "*off: on the pod that the fall left behind; it needs a restart, so it is not interleaved."
     )
     return table

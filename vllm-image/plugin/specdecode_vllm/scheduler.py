@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from specdecode_vllm import __version__, live, metrics, reload, steps
+from specdecode_vllm import __version__, follow, live, metrics, steps
 
 logger = logging.getLogger("vllm.specdecode")
 
@@ -115,35 +115,16 @@ class Hooks:
             sink, counts_positions=engine.shows_verified_lengths, clock=time.perf_counter
         )
         hooks = cls(table=table, sink=sink, observer=observer)
-        hooks._follow(engine)
+        follow.start_following(
+            table,
+            sink,
+            max_batch=engine.max_batch,
+            static_k=engine.k_max,
+            positions=engine.k_max if engine.shows_verified_lengths else 0,
+            on_error=hooks.report,
+        )
         logger.info("specdecode plugin %s attached: %s", __version__, engine.info)
         return hooks
-
-    def _follow(self, engine: "Engine") -> None:
-        def show(in_force: live.InForce) -> None:
-            self._sink.create_cells(in_force, max_batch=engine.max_batch, static_k=engine.k_max)
-            self._sink.show_table(in_force)
-
-        def on_change(before: live.InForce, after: live.InForce) -> None:
-            show(after)
-            if after.arm != before.arm:
-                self._sink.count_reload("arm")
-            elif after.table != before.table:
-                self._sink.count_reload("table")
-            logger.info("specdecode plugin: in force now %s", describe(after))
-
-        def on_refusal(refusal: live.Refused) -> None:
-            self._sink.count_reject(refusal.reason)
-            logger.warning("specdecode plugin: refused, table in force stays: %s", refusal)
-
-        if engine.shows_verified_lengths:
-            self._sink.create_positions(engine.k_max)
-        show(self._table.in_force)
-        reloader = reload.Reloader(
-            self._table, on_change=on_change, on_refusal=on_refusal, on_error=self.report
-        )
-        reloader.poll()
-        reloader.start()
 
     def take_table(self, scheduler: Any) -> live.InForce:
         """Hand what is in force to the scheduler, between two steps."""
@@ -271,15 +252,3 @@ class Engine:
             "cudagraph_mode": self.cudagraph_mode,
             "adaptive_verification": str(self.uses_adaptive_verification).lower(),
         }
-
-
-def describe(in_force: live.InForce) -> str:
-    """Say in a line what is in force."""
-    if in_force.arm is live.Arm.OFF:
-        return "the kill switch: K=0"
-    if in_force.table is None:
-        return f"arm {in_force.arm.name.lower()}, no table"
-    table = in_force.table
-    rows = ",".join(f"{row.first}-{row.last}:{row.k}" for row in table.rows)
-    state = "" if table.enabled else ", disabled: K=0"
-    return f"arm {in_force.arm.name.lower()}, generation {table.generation}, {rows}{state}"

@@ -1,0 +1,220 @@
+"""The engine in virtual time, step by step: the same compiled step, no sockets, no clock.
+
+A closed loop of streams keeps so many requests in the engine; what a Prometheus would see of the
+plugin's counters comes out as totals by cell. For benchmarks and for studies of the planner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from specdecode_vllm.table import batch_bucket, build_lookup, Row
+
+from specdecode_sim import cost as costs
+from specdecode_sim import model
+from specdecode_sim.profile import Profile
+
+# Columns of a cell's totals.
+STEPS, SECONDS, TOKENS, REQUESTS, CONTEXT, COLUMNS = range(6)
+
+
+class Lengths(NamedTuple):
+    """Prompt and output of a stream's requests in tokens; drawn evenly from first to last."""
+
+    prompt_first: int = 128
+    prompt_last: int = 128
+    output_first: int = 128
+    output_last: int = 128
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What the plugin's counters gained over some virtual time.
+
+    `cells` has the shape (bucket exponent, K, COLUMNS), decode-only steps; `mixed` (bucket
+    exponent, COLUMNS), with prefill tokens in place of context. `at_risk` and `accepted` are by
+    position. `seconds` is the virtual time that passed.
+    """
+
+    cells: model.Floats
+    mixed: model.Floats
+    at_risk: model.Ints
+    accepted: model.Ints
+    seconds: float
+
+    @property
+    def goodput(self) -> float:
+        """Tokens per second of busy time, in a closed loop of all time."""
+        tokens = self.cells[..., TOKENS].sum() + self.mixed[..., TOKENS].sum()
+        busy = self.cells[..., SECONDS].sum() + self.mixed[..., SECONDS].sum()
+        return float(tokens / busy) if busy else 0.0
+
+
+class VirtualEngine:
+    """One engine whose time only passes in `run`."""
+
+    def __init__(
+        self,
+        profile: Profile,
+        *,
+        k_max: int,
+        graphs: str = "FULL_AND_PIECEWISE",
+        adaptive: bool = False,
+        speculation: bool = True,
+        max_requests: int = 256,
+        lengths: Lengths = Lengths(),
+        noise: bool = True,
+        seed: int = 0,
+    ) -> None:
+        self._cost = profile.build_cost(graphs=graphs)
+        self._conditions = profile.build_conditions(noise=noise)
+        self._survival = profile.build_survival(positions=k_max)
+        self._limits = model.Limits(
+            max_requests=max_requests,
+            max_batched_tokens=8192,
+            max_model_tokens=1 << 20,
+            kv_blocks=profile.kv_tokens // model.BLOCK_TOKENS,
+            adaptive=adaptive,
+        )
+        self._state = model.build_state(self._limits, capacity=4 * max_requests)
+        self._step = model.build_step(
+            self._limits, positions=k_max, groups=self._survival.shape[0]
+        )
+        self._speculation = speculation
+        self._lengths = lengths
+        self._drift_per_hour = profile.acceptance.drift_per_hour
+        self._chance = np.random.default_rng(seed)
+        self._k_max = k_max
+        self._ease = np.array([kind.ease for kind in profile.classes.values()])
+        self._shares = np.cumsum([kind.share for kind in profile.classes.values()])
+        self._streams = np.zeros(1, dtype=np.int64)
+        self.now_seconds = 0.0
+
+    def run(self, rows: Sequence[tuple[int, int, int]], *, streams: int, seconds: float) -> Totals:
+        """Let `seconds` pass with so many streams under a table of (first, last, K) rows."""
+        if self._speculation:
+            table = [Row(*row) for row in rows]
+            lookup = np.array(build_lookup(table, max_batch=self._limits.max_requests))
+        else:
+            lookup = np.full(2, model.NO_SPECULATION, dtype=np.int64)
+        buckets = batch_bucket(self._limits.max_requests).bit_length()
+        cells = np.zeros((buckets, self._k_max + 1, COLUMNS))
+        mixed = np.zeros((buckets, COLUMNS))
+        at_risk = np.zeros(self._k_max, dtype=np.int64)
+        accepted = np.zeros(self._k_max, dtype=np.int64)
+        passed = _run(
+            self._state,
+            self._limits,
+            self._cost,
+            self._conditions,
+            self._survival,
+            lookup.astype(np.int64),
+            self._chance,
+            self._step,
+            self._lengths,
+            self._ease,
+            self._shares,
+            self._streams,
+            streams,
+            max(0.0, 1.0 - self._drift_per_hour * self.now_seconds / 3600.0),
+            seconds,
+            cells,
+            mixed,
+            at_risk,
+            accepted,
+        )
+        self.now_seconds += passed
+        return Totals(cells, mixed, at_risk, accepted, passed)
+
+
+@njit(cache=True)
+def _run(
+    state: model.State,
+    limits: model.Limits,
+    cost: costs.Cost,
+    conditions: model.Conditions,
+    survival: model.Floats,
+    lookup: model.Ints,
+    chance: np.random.Generator,
+    step: model.Step,
+    lengths: Lengths,
+    ease: model.Floats,
+    shares: model.Floats,
+    held: model.Ints,
+    streams: int,
+    engine_ease: float,
+    seconds: float,
+    cells: model.Floats,
+    mixed: model.Floats,
+    at_risk: model.Ints,
+    accepted: model.Ints,
+) -> float:
+    """Run steps for so many seconds; `held` is the number of streams now, changed as they end."""
+    passed = 0.0
+    while passed < seconds:
+        while held[0] < streams:
+            _submit(state, lengths, ease, shares, chance, _free_row(state))
+            held[0] += 1
+        model.advance(
+            state, limits, cost, conditions, survival, lookup, 0, engine_ease, chance, step
+        )
+        numbers = step.numbers
+        passed += numbers[model.SECONDS]
+        bucket = 0
+        while (1 << bucket) < numbers[model.BATCH]:
+            bucket += 1
+        is_mixed = numbers[model.PREFILL_TOKENS] > 0
+        cell = mixed[bucket] if is_mixed else cells[bucket, int(numbers[model.K])]
+        cell[STEPS] += 1
+        cell[SECONDS] += numbers[model.SECONDS]
+        cell[TOKENS] += numbers[model.TOKENS]
+        cell[REQUESTS] += numbers[model.BATCH]
+        cell[CONTEXT] += numbers[model.PREFILL_TOKENS if is_mixed else model.CONTEXT_TOKENS]
+        for position in range(at_risk.size):
+            at_risk[position] += step.at_risk[position]
+            accepted[position] += step.accepted[position]
+        for i in range(int(numbers[model.EMITTERS])):
+            if not step.is_finished[i]:
+                continue
+            if held[0] > streams:
+                held[0] -= 1
+            else:
+                _submit(state, lengths, ease, shares, chance, step.emitted_rows[i])
+    return passed
+
+
+@njit(cache=True)
+def _submit(
+    state: model.State,
+    lengths: Lengths,
+    ease: model.Floats,
+    shares: model.Floats,
+    chance: np.random.Generator,
+    row: int,
+) -> None:
+    point = chance.random() * shares[-1]
+    kind = 0
+    while kind < shares.size - 1 and shares[kind] <= point:
+        kind += 1
+    prompt = chance.integers(lengths.prompt_first, lengths.prompt_last + 1)
+    output = chance.integers(lengths.output_first, lengths.output_last + 1)
+    model.submit(state, row, prompt, output, ease[kind])
+
+
+@njit(cache=True)
+def _free_row(state: model.State) -> int:
+    """Return a row that no request holds."""
+    taken = np.zeros(state.prompt.size, dtype=np.bool_)
+    for i in range(state.counts[model.RUNNING]):
+        taken[state.running[i]] = True
+    first = state.counts[model.WAITING_FIRST]
+    for i in range(state.counts[model.WAITING]):
+        taken[state.waiting[(first + i) % state.waiting.size]] = True
+    row = 0
+    while taken[row]:
+        row += 1
+    return row
