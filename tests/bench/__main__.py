@@ -51,7 +51,7 @@ def main() -> int:
 def start_stack() -> Iterator[Stack]:
     """Start all parts with one object whose engine serves."""
     with Stack(ROOT / ".build" / "bench") as stack:
-        stack.objects.apply(NAME, stack.build_spec("high", k_table=START_TABLE))
+        stack.objects.apply(NAME, stack.build_spec(k_table=START_TABLE))
         stack.objects.wait_condition(NAME, "TableApplied", seconds=START_SECONDS)
         yield stack
 

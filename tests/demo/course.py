@@ -1,4 +1,4 @@
-"""The course that the demo shows and the end-to-end test checks: loads, fixed K, the fault.
+"""The course that the demo shows and the end-to-end test checks: loads, fixed K, drain, fault.
 
 Everything in the report was measured. At each load the tuner converges in mode Auto; then its
 table and each fixed K are measured in turn, in drawn order, as kTable edits in mode Off, so that
@@ -18,9 +18,17 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, Literal
 
-from specdecode_load import BackgroundLoop, Lengths, Measurement, Workload, probe
+from specdecode_load import (
+    BackgroundLoop,
+    ClosedLoop,
+    Lengths,
+    Measurement,
+    Target,
+    Workload,
+    probe,
+)
 from specdecode_operator.domain.table import bucket_of
 from tests.support.objects import PodWatch
 from tests.support.stack import Stack
@@ -37,13 +45,20 @@ class Plan:
 
     loads: Sequence[int]
     fixed: Sequence[int]
-    pair: str = "high"
     # Many short rounds: a shared machine changes its speed by half for seconds at a time, which
     # would fall on one arm of a long round.
     rounds: int = 6
     measure_seconds: float = 3.0
     settle_seconds: float = 0.5
     converge_seconds: float = 240.0
+    prompt_tokens: int = 32
+    output_tokens: int = 64
+    # Requests of one batch that drains, as a rollout of reinforcement learning does; 0: none.
+    drain_requests: int = 0
+    fault_streams: int = 8
+    # How the illegal memory access is provoked: a planted file, or adaptive verification asked
+    # for, which the scenario of the simulated engines does not survive.
+    fault: Literal["plant", "adaptive"] = "plant"
     seed: int = 1
 
 
@@ -91,10 +106,37 @@ class Ratio:
 
 
 @dataclass
+class Drain:
+    """One batch of requests that ended without new ones: K by batch bucket, from the counters.
+
+    `steps` counts the engines' decode-only steps by batch bucket and K.
+    """
+
+    requests: int
+    seconds: float
+    steps: dict[int, dict[int, int]]
+    restarts: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Render as `.build/demo.json` holds it."""
+        return {
+            "requests": self.requests,
+            "seconds": round(self.seconds, 1),
+            "stepsByBatchAndK": {
+                str(batch): {str(k): steps for k, steps in sorted(by_k.items())}
+                for batch, by_k in sorted(self.steps.items(), reverse=True)
+            },
+            "engineRestarts": self.restarts,
+        }
+
+
+@dataclass
 class Report:
     """What a course measured; None is not measured."""
 
     engine: str
+    drain: Drain | None = None
+    lag: dict[str, float] = field(default_factory=dict)
     stages: list[Stage] = field(default_factory=list)
     off: dict[int, float] = field(default_factory=dict)
     kill_switch_seconds: float | None = None
@@ -138,6 +180,8 @@ class Report:
             "requests": self.requests,
             "errors": self.errors,
             "engineRestarts": self.engine_restarts,
+            **({"drain": self.drain.to_json()} if self.drain else {}),
+            **({"lag": {pod: round(v, 4) for pod, v in self.lag.items()}} if self.lag else {}),
         }
 
     def write(self, path: Path) -> None:
@@ -189,6 +233,9 @@ class Course:
                 total = window.stop()
                 self.report.requests, self.report.errors = total.requests, total.error_count
                 self.report.engine_restarts = sum(self.watch.restarts.values())
+            if self._plan.drain_requests:
+                self.drain()
+            with self._start_load() as self.loop:
                 self.fall()
                 for streams in sorted(set(self._plan.loads)):
                     self.report.off[streams] = self._measure_off(streams)
@@ -197,7 +244,7 @@ class Course:
     def start(self) -> None:
         """Apply the object and wait until its engine serves."""
         objects = self._stack.objects
-        objects.apply(NAME, self._stack.build_spec(self._plan.pair, k_table=START_TABLE))
+        objects.apply(NAME, self._stack.build_spec(k_table=START_TABLE))
         began = time.monotonic()
         self._tell(f"applied {NAME}: waiting for the engine")
         wait_until(self._is_ready, what=f"{NAME} Ready", seconds=START_SECONDS, pause_seconds=0.5)
@@ -211,7 +258,11 @@ class Course:
     def _start_load(self) -> BackgroundLoop:
         url = self._stack.cluster.service_url("default", NAME)
         target = asyncio.run(probe(url))
-        workload = Workload(prompt=Lengths("fixed", 32), output=Lengths("fixed", 64), seed=7)
+        workload = Workload(
+            prompt=Lengths("fixed", self._plan.prompt_tokens),
+            output=Lengths("fixed", self._plan.output_tokens),
+            seed=7,
+        )
         return BackgroundLoop(target, workload, streams=self._plan.loads[0])
 
     # -------------------------------------------------------------------------- loads
@@ -303,29 +354,70 @@ class Course:
         time.sleep(self._plan.settle_seconds)
         return self.loop.measure(self._plan.measure_seconds)
 
+    # -------------------------------------------------------------------------- drain
+
+    def drain(self) -> None:
+        """Send one batch of long and short requests and watch it end, without new ones."""
+        requests = self._plan.drain_requests
+        self._tell(f"drain: {requests} requests at once, none after them")
+        lengths = Lengths("lognormal", 4 * self._plan.output_tokens, 0.8)
+        workload = Workload(Lengths("fixed", self._plan.prompt_tokens), lengths, seed=11)
+        restarts = sum(self.watch.restarts.values())
+        before = self._count_steps()
+        began = time.monotonic()
+        target = asyncio.run(probe(self._stack.cluster.service_url("default", NAME)))
+        asyncio.run(_send_batch(target, workload, requests))
+        seconds = time.monotonic() - began
+        after = self._count_steps()
+        gained = {cell: steps - before.get(cell, 0) for cell, steps in after.items()}
+        by_batch: dict[int, dict[int, int]] = {}
+        for (batch, k), steps in gained.items():
+            if steps > 0:
+                by_batch.setdefault(batch, {})[k] = steps
+        self.report.drain = Drain(
+            requests, seconds, by_batch, sum(self.watch.restarts.values()) - restarts
+        )
+        shown = "  ".join(
+            f"{batch}: K={max(by_k, key=by_k.__getitem__)}"
+            for batch, by_k in sorted(by_batch.items(), reverse=True)
+        )
+        self._tell(f"  drained in {seconds:.0f} s; most steps by batch {shown}")
+
+    def _count_steps(self) -> dict[tuple[int, int], int]:
+        """Sum the engines' decode-only steps by batch bucket and K."""
+        counts: dict[tuple[int, int], int] = {}
+        for sample in self._stack.scrape_engines(NAME):
+            if sample.name == "specdecode_steps_total":
+                cell = (int(sample.labels["batch"]), int(sample.labels["k"]))
+                counts[cell] = counts.get(cell, 0) + int(sample.value)
+        return counts
+
     # -------------------------------------------------------------------------- fault
 
     def fall(self) -> None:
-        """Plant an illegal memory access under load and wait for the answer."""
-        self.loop.set_concurrency(8)
-        self._tell("planting a CUDA illegal memory access in the engine's worker")
-        before = dict(self.watch.revisions)
-        self._stack.paths.plant.touch()
+        """Provoke an illegal memory access under load and wait for the answer."""
+        self.loop.set_concurrency(self._plan.fault_streams)
         seen = self.watch.seen
+        ended = {key for key in seen if "terminated" in key}
+        self._provoke()
         crash = wait_until(
-            lambda: next((k for k in seen if "terminated" in k and k[0] in before), None),
+            lambda: next((k for k in list(seen) if "terminated" in k and k not in ended), None),
             what="the engine's end in its pod's status",
-            seconds=120,
+            seconds=START_SECONDS,
         )
         crashed_at = seen[crash]
+        speculating = set(self.watch.revisions.values())
         self._stack.paths.plant.unlink(missing_ok=True)  # the planted error takes it away itself
-        seconds = START_SECONDS
-        switch = wait_until(
-            lambda: seen.get((crash[0], "arm", "off")), what="the kill switch", seconds=30
+        switched = wait_until(
+            lambda: next((t for key, t in list(seen.items()) if key[1:] == ("arm", "off")), None),
+            what="the kill switch",
+            seconds=30,
         )
-        self.report.kill_switch_seconds = max(0.0, switch - crashed_at)
+        self.report.kill_switch_seconds = max(0.0, switched - crashed_at)
         pod = wait_until(
-            lambda: next((p for p in self.watch.revisions if p not in before), None),
+            lambda: next(
+                (p for p, r in list(self.watch.revisions.items()) if r not in speculating), None
+            ),
             what="the first pod without speculation",
             seconds=60,
         )
@@ -335,16 +427,38 @@ class Course:
             f"speculation after {self.report.first_spec_off_pod_seconds:.2f} s"
         )
         self._stack.objects.wait_status(
-            NAME, lambda s: s.get("phase") == "Quarantined", what="Quarantined", seconds=seconds
+            NAME,
+            lambda s: s.get("phase") == "Quarantined",
+            what="Quarantined",
+            seconds=START_SECONDS,
         )
-        self.report.recovered_seconds = seen[(pod, "ready")] - crashed_at
+        ready = [
+            seen[(p, "ready")]
+            for p, revision in self.watch.revisions.items()
+            if revision not in speculating and (p, "ready") in seen
+        ]
+        self.report.recovered_seconds = max(ready) - crashed_at
         self._tell(f"  recovered without speculation after {self.report.recovered_seconds:.0f} s")
+
+    def _provoke(self) -> None:
+        if self._plan.fault == "plant":
+            self._tell("planting a CUDA illegal memory access in the engine's worker")
+            self._stack.paths.plant.touch()
+            return
+        self._tell("asking for adaptive verification beside FULL_AND_PIECEWISE graphs")
+        self._stack.objects.edit(NAME, {"speculation": {"adaptiveVerification": "Enabled"}})
 
     def _measure_off(self, streams: int) -> float:
         self.loop.set_concurrency(streams)
         figure = self._measure().tokens_per_second
         self._tell(f"  speculation off, {streams} streams: {figure:.0f} tok/s")
         return figure
+
+
+async def _send_batch(target: Target, workload: Workload, requests: int) -> None:
+    async with ClosedLoop(target, workload, streams=requests, most_requests=requests) as loop:
+        while not loop.is_exhausted:
+            await asyncio.sleep(0.1)
 
 
 def _compact(rows: list[dict[str, int]]) -> str:

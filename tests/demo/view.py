@@ -152,7 +152,7 @@ def draw_summary(report: Report) -> Table:
 
 def draw_fault(report: Report) -> Table:
     """Draw the times of the fall, from the pod status that showed the engine's end."""
-    table = Table(title="planted illegal memory access: seconds from the pod's status")
+    table = Table(title="illegal memory access: seconds from the pod's status")
     for name in ("kill switch written", "first pod without speculation", "recovered"):
         table.add_column(name, justify="right")
     times = (

