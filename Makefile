@@ -18,11 +18,12 @@ help: ## Show this list
 .PHONY: setup
 setup: .venv/.done ## Make .venv with the console scripts (demo and test call it themselves)
 
-.venv/.done: requirements.lock pyproject.toml
+.venv/.done: requirements.lock pyproject.toml vllm-image/plugin/pyproject.toml vllm-image/simulator/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make setup PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	  --editable . --editable vllm-image/plugin --editable vllm-image/simulator
 	@touch $@
 
 .PHONY: lock
@@ -101,7 +102,7 @@ test-vllm: setup engine ## The plugin on the real engine
 # ------------------------------------------------------------------------------ things to see
 
 .PHONY: demo
-demo: setup cluster prometheus engine ## The operator tunes a real engine live, then falls to speculation off
+demo: setup cluster prometheus $(if $(filter vllm,$(ENGINE)),engine) ## The operator tunes three engines live, then falls to speculation off (ENGINE=vllm: the real engine)
 	$(BIN)/python -m tests.demo
 
 .PHONY: bench

@@ -83,6 +83,7 @@ class Scenario(_Part):
     seed: int = 0
     slow_start_seconds: NonNegative = 0.0
     refuse_configuration: str | None = None
+    speed_by_node: dict[str, float] = {}  # of the GPU, 1 = as the profile; needs NODE_NAME
     faults: tuple[Fault, ...] = ()
 
 

@@ -72,7 +72,8 @@ def main() -> None:
         options = arguments.parse(rest, os.environ)
         if settings.scenario.refuse_configuration:
             raise arguments.ConfigRefusedError(settings.scenario.refuse_configuration)
-        chosen = profile.load_profile(settings.profile).scaled(1.0 / settings.speed)
+        speed = settings.speed * settings.scenario.speed_by_node.get(settings.node, 1.0)
+        chosen = profile.load_profile(settings.profile).scaled(1.0 / speed)
     except (ValueError, LookupError) as error:
         faults.refuse_configuration(error)
         raise
