@@ -15,17 +15,22 @@ the operator (and imports nothing of it): who measures must not be who tunes.
 `BackgroundLoop` is the same for callers that do not live in an event loop.
 """
 
+from specdecode_load.acceptance import Acceptance
 from specdecode_load.background import BackgroundLoop
 from specdecode_load.lengths import Lengths
 from specdecode_load.loop import ClosedLoop, run_stage
-from specdecode_load.measure import Measurement, Spread, Window
+from specdecode_load.measure import Measurement, Window
 from specdecode_load.probe import probe
+from specdecode_load.prompts import read_prompts
+from specdecode_load.spread import Distribution, Spread
 from specdecode_load.target import ErrorKind, RequestError, Target
 from specdecode_load.workload import Workload
 
 __all__ = [
+    "Acceptance",
     "BackgroundLoop",
     "ClosedLoop",
+    "Distribution",
     "ErrorKind",
     "Lengths",
     "Measurement",
@@ -35,5 +40,6 @@ __all__ = [
     "Window",
     "Workload",
     "probe",
+    "read_prompts",
     "run_stage",
 ]

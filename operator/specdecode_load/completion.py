@@ -4,15 +4,23 @@ Tokens are what the engine counts, not chunks: under speculation one chunk carri
 """
 
 import json
+import re
 import time
 from collections.abc import Callable
 from typing import Any
 
-from specdecode_load import wire
+from specdecode_load import acceptance, wire
 from specdecode_load.connection import Connection
+from specdecode_load.conversation import Ask
 from specdecode_load.target import ErrorKind, RequestError
 
 _ERROR_TEXT_BYTES = 300
+
+# The end of a chunk as vLLM writes it. Its quotes follow a comma, not a backslash, so in valid JSON
+# they are no part of a text, and with the chunk's end they pin the usage to the outermost object.
+_USAGE = re.compile(
+    rb'\],"usage":\{"prompt_tokens":(\d{1,9}),"total_tokens":\d{1,9},"completion_tokens":(\d{1,9})\}\}'
+)
 
 TokenListener = Callable[[int, float | None], None]
 """Called with the number of new tokens, and the TTFT in seconds if they are a request's first."""
@@ -21,17 +29,25 @@ TokenListener = Callable[[int, float | None], None]
 class Completion:
     """A completion under way; `sent_at` and the other times are of time.perf_counter."""
 
-    def __init__(self, on_tokens: TokenListener) -> None:
+    def __init__(self, on_tokens: TokenListener, *, keeps_text: bool = False) -> None:
         self.sent_at = time.perf_counter()
         self.tokens = 0
         self.prompt_tokens = 0
         self.first_at: float | None = None
+        self.drafting: acceptance.Report = None
+        self._keeps_text = keeps_text
+        self._texts: list[str] = []
         self._on_tokens = on_tokens
         self._events = wire.EventReader()
         self._first_tokens = 0
         self._last_at = self.sent_at
         self._has_ended = False
         self._error_body = b""
+
+    @property
+    def text(self) -> str:
+        """The answer so far, if it is kept."""
+        return "".join(self._texts)
 
     @property
     def tpot_seconds(self) -> float | None:
@@ -63,15 +79,23 @@ class Completion:
         if event == b"[DONE]":
             self._has_ended = True
             return 0
+        usage = None if self._keeps_text else read_usage(event)
+        if usage is not None:
+            self.prompt_tokens, total = usage
+            return self._count(total, now)
         chunk = parse_object(event)
         try:
             _raise_engine_error(chunk)
-            return self._count(self._read_total(chunk), now)
+            text = _read_text(chunk)
+            if self._keeps_text:
+                self._texts.append(text)
+            self.drafting = acceptance.read_report(chunk) or self.drafting
+            return self._count(self._read_total(chunk, text), now)
         except (AttributeError, TypeError, ValueError) as error:
             message = f"this is no completion chunk: {event[:80]!r}"
             raise RequestError(ErrorKind.PROTOCOL, message) from error
 
-    def _read_total(self, chunk: dict[str, Any]) -> int:
+    def _read_total(self, chunk: dict[str, Any], text: str) -> int:
         """Read how many tokens there are by now.
 
         The engine's own count is used where it comes with each chunk. Without it a chunk with text
@@ -81,7 +105,7 @@ class Completion:
         if usage:
             self.prompt_tokens = int(usage.get("prompt_tokens") or 0)
             return int(usage.get("completion_tokens") or 0)
-        return self.tokens + any(choice.get("text") for choice in chunk.get("choices") or ())
+        return self.tokens + bool(text)
 
     def _count(self, total: int, now: float) -> int:
         new_tokens = total - self.tokens
@@ -94,14 +118,23 @@ class Completion:
         return new_tokens
 
 
-async def complete(connection: Connection, body: bytes, on_tokens: TokenListener) -> Completion:
+async def complete(connection: Connection, ask: Ask, on_tokens: TokenListener) -> Completion:
     """Send one completion request and return it when it has ended; raises RequestError."""
-    completion = Completion(on_tokens)
-    head = await connection.exchange(
-        "POST", "/v1/completions", body=body, receive=completion.receive
-    )
+    completion = Completion(on_tokens, keeps_text=ask.needs_text)
+    head = await connection.exchange("POST", ask.path, body=ask.body, receive=completion.receive)
     completion.check_end(head)
     return completion
+
+
+def read_usage(event: bytes) -> tuple[int, int] | None:
+    """Read prompt and completion tokens off a chunk in mid-answer as vLLM writes it.
+
+    This is a third of the cost of parsing JSON. None: it is another kind of chunk, parse it.
+    """
+    if b',"finish_reason":null' not in event or b'"error"' in event:
+        return None
+    match = _USAGE.fullmatch(event, event.rfind(b'],"usage":{'))
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def parse_object(text: bytes) -> dict[str, Any]:
@@ -131,3 +164,11 @@ def _raise_engine_error(chunk: dict[str, Any]) -> None:
     for choice in chunk.get("choices") or ():
         if choice.get("finish_reason") in ("abort", "error"):
             raise RequestError(ErrorKind.ENGINE, "the engine aborted the request")
+
+
+def _read_text(chunk: dict[str, Any]) -> str:
+    """Read the new text of a completion, or of a chat."""
+    return "".join(
+        choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+        for choice in chunk.get("choices") or ()
+    )

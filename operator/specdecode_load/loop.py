@@ -1,7 +1,8 @@
 """The closed loop: a number of streams, each sending its next request when the last has ended.
 
-The number can change while it runs, and windows of measurement can be taken from it at any time;
-neither restarts a stream. An engine that dies and comes back is waited for: each stream tries again
+A stream holds one conversation at a time and begins another when it is over. The number of streams
+can change while it runs, and windows of measurement can be taken from it at any time; neither
+restarts a stream. An engine that dies and comes back is waited for: each stream tries again
 after a short pause that grows to a second, and the failures are counted by kind.
 """
 
@@ -13,6 +14,7 @@ from types import TracebackType
 
 from specdecode_load.completion import Completion, complete
 from specdecode_load.connection import Connection, build_tls
+from specdecode_load.conversation import Conversation
 from specdecode_load.measure import Measurement, Window
 from specdecode_load.target import RequestError, Target
 from specdecode_load.workload import Workload
@@ -42,6 +44,7 @@ class ClosedLoop:
         self._windows: list[Window] = []
         self._most_requests = most_requests
         self._sent_requests = 0
+        self._begun_conversations = 0
         self._pauses = random.Random(workload.seed)
         self.last_error: RequestError | None = None
 
@@ -119,25 +122,34 @@ class ClosedLoop:
 
     async def _work(self, number: int) -> None:
         failures = 0
+        talk: Conversation | None = None
         with contextlib.closing(Connection(self._target, tls=self._tls)) as connection:
             while number < self._streams and not self._has_sent_all():
+                talk = talk or self._begin_conversation()
                 try:
-                    completion = await complete(connection, self._next_request(), self._note_tokens)
+                    completion = await self._ask(connection, talk)
                 except RequestError as error:
                     failures += 1
+                    talk = None  # an answer is missing: what would follow is another conversation
                     self._note_error(error)
                     await asyncio.sleep(self._pause_seconds(failures))
                 else:
                     failures = 0
                     self._note_request(completion)
+                    talk.hear(completion.text)
+                    talk = None if talk.is_over else talk
+
+    async def _ask(self, connection: Connection, talk: Conversation) -> Completion:
+        self._sent_requests += 1
+        return await complete(connection, talk.ask(), self._note_tokens)
 
     def _has_sent_all(self) -> bool:
         return self._most_requests is not None and self._sent_requests >= self._most_requests
 
-    def _next_request(self) -> bytes:
-        number = self._sent_requests
-        self._sent_requests += 1
-        return self._workload.request(
+    def _begin_conversation(self) -> Conversation:
+        number = self._begun_conversations
+        self._begun_conversations += 1
+        return self._workload.conversation(
             number,
             model=self._target.model,
             tokens_per_character=self._target.tokens_per_character,
@@ -146,7 +158,9 @@ class ClosedLoop:
     def _note_request(self, completion: Completion) -> None:
         for window in self._windows:
             window.note_request(
-                prompt_tokens=completion.prompt_tokens, tpot_seconds=completion.tpot_seconds
+                prompt_tokens=completion.prompt_tokens,
+                tpot_seconds=completion.tpot_seconds,
+                drafting=completion.drafting,
             )
 
     def _note_error(self, error: RequestError) -> None:

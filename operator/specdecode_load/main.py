@@ -6,6 +6,7 @@ until then is printed all the same).
 
 import argparse
 import asyncio
+import math
 import os
 import secrets
 import signal
@@ -21,9 +22,26 @@ from specdecode_load.lengths import Lengths
 from specdecode_load.loop import ClosedLoop
 from specdecode_load.measure import Measurement, Window
 from specdecode_load.probe import probe
+from specdecode_load.prompts import read_prompts
 from specdecode_load.target import RequestError, Target
-from specdecode_load.workload import Workload
+from specdecode_load.workload import MOST_TURNS, Workload
 
+_EPILOG = """\
+lines of a --prompts file (each also takes "max_tokens"; without it --output-tokens is drawn):
+  {"prompt": "Once upon a time"}                      a text to go on with
+  {"messages": [{"role": "user", "content": "Hi"}]}   a chat, through the model's template
+  {"turns": ["Hi", "And then?"]}                      what the user of a chat says, turn by turn
+A chat's user messages are answered by the engine unless an assistant message follows in the file.
+Answers to real prompts end by themselves only with --no-ignore-eos.
+
+examples:
+  specdecode-load --schedule 1:60s,8:60s,32:2m --warmup 5s --json load.json
+  specdecode-load --concurrency 16 --turns 4 --long-share 0.1 --long-prompt uniform:2000:8000
+  specdecode-load --concurrency 8 --prompts prompts.jsonl --no-ignore-eos --output-tokens 512
+
+Acceptance per request is reported where the engine runs with
+--per-request-spec-decode-metrics summary (or detailed).
+"""
 _REFRESH_SECONDS = 0.25
 _Value = TypeVar("_Value")
 
@@ -53,13 +71,7 @@ async def _run(options: argparse.Namespace, progress: Console) -> report.Run:
         keep_alive=options.keep_alive,
         idle_timeout_seconds=options.timeout,
     )
-    workload = Workload(
-        prompt=options.prompt_tokens,
-        output=options.output_tokens,
-        seed=options.seed,
-        temperature=options.temperature,
-        ignore_eos=options.ignore_eos,
-    )
+    workload: Workload = options.workload
     session = _Session(options, target=target, workload=workload)
     with report.ProgressView(progress, options.schedule) as view:
         stages = await session.run(view)
@@ -69,6 +81,8 @@ async def _run(options: argparse.Namespace, progress: Console) -> report.Run:
         warmup_seconds=options.warmup,
         stages=tuple(stages),
         interrupted=session.interrupted.is_set(),
+        prompts_file=options.prompts,
+        last_error=session.last_error,
     )
 
 
@@ -85,6 +99,12 @@ class _Session:
             most_requests=options.max_requests,
         )
         self.interrupted = asyncio.Event()
+
+    @property
+    def last_error(self) -> str | None:
+        """Tell what the last failed request failed of; None if none failed."""
+        error = self._loop.last_error
+        return str(error) if error else None
 
     async def run(self, view: report.ProgressView) -> list[Measurement]:
         """Run the stages and return a measurement for each that was begun."""
@@ -131,12 +151,14 @@ class _Session:
 
 
 def _print(run: report.Run, *, json_path: str | None, progress: Console) -> None:
+    people = progress if json_path == "-" else Console()
+    people.print(report.build_table(run))
+    people.print(report.build_acceptance(run), highlight=False)
+    if run.last_error is not None:
+        progress.print(f"last error: {run.last_error}", highlight=False, markup=False)
     if json_path == "-":
-        progress.print(report.build_table(run))
         print(report.to_json(run))
-        return
-    Console().print(report.build_table(run))
-    if json_path:
+    elif json_path:
         Path(json_path).write_text(report.to_json(run) + "\n", encoding="utf-8")
 
 
@@ -154,15 +176,37 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             parser.error(f"--api-key-env: the variable {options.api_key_env} is not set")
     try:
         Target(url=options.url, model="", api_key=options.api_key)
+        options.workload = _build_workload(options)
     except ValueError as error:
         parser.error(str(error))
     return options
+
+
+def _build_workload(options: argparse.Namespace) -> Workload:
+    """Build the workload; raises ValueError where options do not go together."""
+    if options.prompts is not None and options.turns is not None:
+        raise ValueError("--turns is for generated prompts: in a file, its lines tell the turns")
+    if (options.long_share > 0) != (options.long_prompt is not None):
+        raise ValueError("give --long-share and --long-prompt together, like 0.1 and 4000")
+    return Workload(
+        prompt=options.prompt_tokens,
+        output=options.output_tokens,
+        seed=options.seed,
+        temperature=options.temperature,
+        ignore_eos=options.ignore_eos,
+        turns=options.turns or 1,
+        long_share=options.long_share,
+        long_prompt=options.long_prompt,
+        scripts=() if options.prompts is None else read_prompts(Path(options.prompts)),
+    )
 
 
 def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="specdecode-load",
         description="Hold a number of streams on an OpenAI-compatible vLLM, and measure it.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("--url", default="http://127.0.0.1:8000", help="the server (default: %(default)s)")
@@ -190,6 +234,7 @@ def _build_parser() -> argparse.ArgumentParser:
             metavar="LENGTHS",
             help="N, uniform:LOW:HIGH or lognormal:MEAN:SIGMA (default: %(default)s)",
         )
+    _add_conversations(parser)
     add("--seed", type=int, default=secrets.randbelow(2**31), help="default: drawn, and reported")
     add("--temperature", type=float, default=0.0, help="default: %(default)s")
     boolean = argparse.BooleanOptionalAction
@@ -207,6 +252,34 @@ def _build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_conversations(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("conversations")
+    group.add_argument(
+        "--prompts",
+        metavar="FILE",
+        help="JSON Lines, taken in order and again from the start; instead of generated prompts",
+    )
+    group.add_argument(
+        "--turns",
+        type=_argument(_turns),
+        metavar="N",
+        help="of each generated conversation: every answer is appended, so the context grows",
+    )
+    group.add_argument(
+        "--long-share",
+        type=_argument(_share),
+        default=0.0,
+        metavar="SHARE",
+        help="of the conversations that open with a generated prompt of --long-prompt (like 0.1)",
+    )
+    group.add_argument(
+        "--long-prompt",
+        type=_argument(Lengths.parse),
+        metavar="LENGTHS",
+        help="tokens of a long prompt, written as for --prompt-tokens",
+    )
+
+
 def _argument(read: Callable[[str], _Value]) -> Callable[[str], _Value]:
     """Let argparse show the sentence of a ValueError, which it otherwise swallows."""
 
@@ -221,6 +294,22 @@ def _argument(read: Callable[[str], _Value]) -> Callable[[str], _Value]:
 
 def _streams(text: str) -> int:
     return schedule.parse_schedule(f"{text}:1s")[0].streams
+
+
+def _turns(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= MOST_TURNS:
+        raise ValueError(f"{text!r} is no number of turns: give 1 to {MOST_TURNS}")
+    return int(text)
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = math.nan
+    if not 0 <= share <= 1:
+        raise ValueError(f"{text!r} is no share: give a number from 0 to 1, like 0.1")
+    return share
 
 
 def _requests(text: str) -> int:

@@ -11,32 +11,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from specdecode_load.acceptance import Acceptance, AcceptanceTally, Report
+from specdecode_load.spread import Spread
 from specdecode_load.target import ErrorKind
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Mean and percentiles of a time, in seconds, over `count` samples (at least one)."""
-
-    count: int
-    mean: float
-    p50: float
-    p90: float
-    p99: float
-
-    @classmethod
-    def of(cls, samples: "array[float]") -> "Spread | None":
-        """Summarise samples; None when there are none."""
-        if not samples:
-            return None
-        ordered = sorted(samples)
-        return cls(
-            count=len(ordered),
-            mean=sum(ordered) / len(ordered),
-            p50=percentile(ordered, 50),
-            p90=percentile(ordered, 90),
-            p99=percentile(ordered, 99),
-        )
 
 
 @dataclass(frozen=True)
@@ -45,7 +22,8 @@ class Measurement:
 
     `requests` ended well; a failed one is in `errors` by its kind, one still running in neither.
     `streams` is None when it changed inside the window. `generator_cpu` is the share of one core
-    that the generator itself used: near 1, it was the generator that was measured.
+    that the generator itself used: near 1, it was the generator that was measured. `acceptance` is
+    None where the engine reported none.
     """
 
     streams: int | None
@@ -58,6 +36,7 @@ class Measurement:
     tpot_seconds: Spread | None
     errors: dict[ErrorKind, int]
     generator_cpu: float
+    acceptance: Acceptance | None = None
 
     @property
     def error_count(self) -> int:
@@ -77,6 +56,7 @@ class Window:
     errors: Counter[ErrorKind] = field(default_factory=Counter)
     _ttft_seconds: "array[float]" = field(default_factory=lambda: array("d"))
     _tpot_seconds: "array[float]" = field(default_factory=lambda: array("d"))
+    _acceptance: AcceptanceTally = field(default_factory=AcceptanceTally)
     _result: Measurement | None = None
 
     def __post_init__(self) -> None:
@@ -99,9 +79,12 @@ class Window:
         """Take the time from sending a request to its first token."""
         self._ttft_seconds.append(ttft_seconds)
 
-    def note_request(self, *, prompt_tokens: int, tpot_seconds: float | None) -> None:
+    def note_request(
+        self, *, prompt_tokens: int, tpot_seconds: float | None, drafting: Report = None
+    ) -> None:
         """Take a request that ended well; no time per token if all came in one chunk."""
         self.requests += 1
+        self._acceptance.add(drafting)
         self.prompt_tokens += prompt_tokens
         if tpot_seconds is not None:
             self._tpot_seconds.append(tpot_seconds)
@@ -119,12 +102,5 @@ class Window:
             tpot_seconds=Spread.of(self._tpot_seconds),
             errors=dict(self.errors),
             generator_cpu=(time.thread_time() - self._cpu_started_at) / seconds,
+            acceptance=self._acceptance.summarise(),
         )
-
-
-def percentile(ordered: list[float], percent: float) -> float:
-    """Interpolate a percentile of ascending samples (at least one), as numpy does by default."""
-    position = (len(ordered) - 1) * percent / 100
-    below = int(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from specdecode_load import workload
 from specdecode_load.completion import complete, http_error, parse_object
 from specdecode_load.connection import Connection, build_tls
+from specdecode_load.conversation import COMPLETIONS, Ask, Sampling
 from specdecode_load.target import ErrorKind, RequestError, Target
 
 _SAMPLE_CHARACTERS = 64
@@ -58,8 +59,8 @@ async def _first_model(connection: Connection) -> str:
 async def _tokens_per_character(connection: Connection, model: str) -> float:
     """Measure it with a request for a single token: what the prompt came to is in its usage."""
     text = workload.random_text(random.Random(0), _SAMPLE_CHARACTERS)
-    body = workload.completion_body(
-        model, prompt=text, output_tokens=1, temperature=0.0, ignore_eos=True
+    body = Sampling(model).build_body(prompt=text, output_tokens=1)
+    completion = await complete(
+        connection, Ask(COMPLETIONS, body), lambda tokens, ttft_seconds: None
     )
-    completion = await complete(connection, body, lambda tokens, ttft_seconds: None)
     return completion.prompt_tokens / len(text) if completion.prompt_tokens else 1.0

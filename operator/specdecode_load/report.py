@@ -9,12 +9,15 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from specdecode_load.measure import Measurement, Spread, Window
+from specdecode_load.measure import Measurement, Window
 from specdecode_load.schedule import Stage
+from specdecode_load.spread import Distribution, Spread
 from specdecode_load.target import Target
 from specdecode_load.workload import Workload
 
 _PLAIN_LINE_EVERY_SECONDS = 10.0
+_NOT_REPORTED = "not reported by the engine"
+_HOW_TO_REPORT = "start it with --per-request-spec-decode-metrics summary"
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,8 @@ class Run:
     warmup_seconds: float
     stages: tuple[Measurement, ...]
     interrupted: bool
+    prompts_file: str | None = None
+    last_error: str | None = None
 
 
 class ProgressView:
@@ -101,6 +106,37 @@ def build_table(run: Run) -> Table:
     return table
 
 
+def build_acceptance(run: Run) -> Table | str:
+    """Lay out how the requests' drafts were accepted; a sentence where the engine told nothing."""
+    if all(stage.acceptance is None for stage in run.stages):
+        has_ended = any(stage.requests for stage in run.stages)
+        why = f"{_NOT_REPORTED}: {_HOW_TO_REPORT}" if has_ended else "no request ended"
+        return f"acceptance per request: {why}"
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in (
+        "streams",
+        "requests\nwith drafts",
+        "mean length\nmean",
+        "\np10",
+        "\np50",
+        "\np90",
+    ):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("acceptance rate\nmean", "\np10", "\np50", "\np90"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("other requests")
+    for stage in run.stages:
+        told = stage.acceptance
+        table.add_row(
+            "-" if stage.streams is None else str(stage.streams),
+            "-" if told is None else str(told.requests_with_drafts),
+            *_ratios(told.mean_length if told else None),
+            *_ratios(told.rate if told else None),
+            _acceptance_note(stage) or "none",
+        )
+    return table
+
+
 def to_json(run: Run) -> str:
     """Write the run as JSON, schema 1: times in seconds, null for what was not measured."""
     return json.dumps(
@@ -115,9 +151,11 @@ def to_json(run: Run) -> str:
                 "seed": run.workload.seed,
                 "temperature": run.workload.temperature,
                 "ignoreEos": run.workload.ignore_eos,
+                **_source_values(run),
             },
             "warmupSeconds": run.warmup_seconds,
             "interrupted": run.interrupted,
+            "lastError": run.last_error,
             "stages": [_stage_values(stage) for stage in run.stages],
         },
         indent=2,
@@ -136,13 +174,67 @@ def _stage_values(stage: Measurement) -> dict[str, Any]:
         "tpotSeconds": _spread_values(stage.tpot_seconds),
         "errors": {str(kind): count for kind, count in sorted(stage.errors.items())},
         "generatorCpu": round(stage.generator_cpu, 4),
+        "acceptance": _acceptance_values(stage),
     }
 
 
-def _spread_values(spread: Spread | None) -> dict[str, float] | None:
+def _source_values(run: Run) -> dict[str, Any]:
+    """Tell where the conversations came from; turns are those of generated ones."""
+    workload = run.workload
+    return {
+        "turns": None if workload.scripts else workload.turns,
+        "longShare": workload.long_share,
+        "longPromptTokens": str(workload.long_prompt) if workload.long_prompt else None,
+        "promptsFile": run.prompts_file,
+        "prompts": len(workload.scripts) or None,
+    }
+
+
+def _acceptance_values(stage: Measurement) -> dict[str, Any]:
+    told = stage.acceptance
+    if told is None:
+        return {
+            "note": _acceptance_note(stage),
+            "meanAcceptanceLength": None,
+            "draftAcceptanceRate": None,
+        }
+    return {
+        "note": _acceptance_note(stage),
+        "requestsWithDrafts": told.requests_with_drafts,
+        "requestsWithoutDrafts": told.requests_without_drafts,
+        "requestsNotReported": told.requests_not_reported,
+        "requestsUnreadable": told.requests_unreadable,
+        "drafts": told.drafts,
+        "draftTokens": told.draft_tokens,
+        "acceptedTokens": told.accepted_tokens,
+        "meanAcceptanceLength": _spread_values(told.mean_length),
+        "draftAcceptanceRate": _spread_values(told.rate),
+    }
+
+
+def _acceptance_note(stage: Measurement) -> str | None:
+    """Say why there is no figure, or not one of every request; None where all is told."""
+    told = stage.acceptance
+    if told is None:
+        return _NOT_REPORTED if stage.requests else "no request ended"
+    parts = {
+        "without a draft": told.requests_without_drafts,
+        "not reported": told.requests_not_reported,
+        "in a form that is not known": told.requests_unreadable,
+    }
+    return ", ".join(f"{count} {what}" for what, count in parts.items() if count) or None
+
+
+def _spread_values(spread: Spread | Distribution | None) -> dict[str, float] | None:
     if spread is None:
         return None
     return {name: round(value, 6) for name, value in asdict(spread).items()}
+
+
+def _ratios(ratios: Distribution | None) -> list[str]:
+    if ratios is None:
+        return ["-"] * 4
+    return [f"{value:.2f}" for value in (ratios.mean, ratios.p10, ratios.p50, ratios.p90)]
 
 
 def _milliseconds(spread: Spread | None) -> list[str]:

@@ -1,8 +1,9 @@
 """A small OpenAI-compatible server of known pace, for tests of what reads its streams.
 
 It speaks real HTTP over a real socket, in a thread of its own: `SseServer(pace=…)` as a context
-gives `url`. Its tokenizer makes one token of each `characters_per_token` characters. Failures are
-planted with `fail_next`; stopping and starting again keeps the port.
+gives `url`. Its tokenizer makes one token of each `characters_per_token` characters; its answers
+repeat the characters of `answer`, a token each. Failures are planted with `fail_next`; stopping and
+starting again keeps the port.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ import socket
 import ssl
 import threading
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -42,7 +44,11 @@ class Failure:
 
 
 class SseServer:
-    """The server; `requests` are the bodies it got, `connections` how many it accepted."""
+    """The server; `requests` are the bodies it got, `connections` how many it accepted.
+
+    `metrics` are what its answers carry as `metrics`, one after the other, as vLLM does with
+    --per-request-spec-decode-metrics: on the chunk with the usage. None: nothing is carried.
+    """
 
     def __init__(
         self,
@@ -51,12 +57,15 @@ class SseServer:
         continuous_usage: bool = True,
         final_usage: bool = True,
         characters_per_token: int = 1,
+        answer: str = "x",
+        metrics: Sequence[object] = (None,),
         api_key: str | None = None,
         models: tuple[str, ...] = (MODEL,),
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self.pace = pace or Pace()
         self.requests: list[dict[str, Any]] = []
+        self.paths: list[str] = []  # of the requests
         self.say_close = False  # answer, and close the connection afterwards
         self.connections = 0
         self.running = 0
@@ -64,6 +73,8 @@ class SseServer:
         self._continuous_usage = continuous_usage
         self._final_usage = final_usage
         self._characters_per_token = characters_per_token
+        self._answer = answer
+        self._metrics = metrics
         self._api_key = api_key
         self._models = models
         self._tls = tls
@@ -157,7 +168,8 @@ class SseServer:
             _reply(writer, 401, {"error": {"message": "wrong key"}})
         elif request_line.startswith("GET /v1/models "):
             _reply(writer, 200, {"data": [{"id": name} for name in self._models]})
-        elif request_line.startswith("POST /v1/completions "):
+        elif request_line.startswith(("POST /v1/completions ", "POST /v1/chat/completions ")):
+            self.paths.append(request_line.split()[1])
             self.running += 1
             self.most_running = max(self.most_running, self.running)
             try:
@@ -183,7 +195,10 @@ class SseServer:
             b"transfer-encoding: chunked\r\nconnection: %b\r\n\r\n"
             % (b"close" if self.say_close else b"keep-alive")
         )
-        prompt_tokens = len(request["prompt"]) // self._characters_per_token
+        prompt_tokens = len(_prompt_of(request)) // self._characters_per_token
+        if "messages" in request and self._continuous_usage:
+            opening = {"index": 0, "delta": {"role": "assistant", "content": ""}}
+            _event(writer, {"choices": [opening], "usage": _usage(prompt_tokens, 0)})
         total, sent, chunks = request["max_tokens"], 0, 0
         due = asyncio.get_running_loop().time() + self.pace.first_seconds
         while sent < total:
@@ -193,17 +208,27 @@ class SseServer:
                 await _fail(failure, writer)
                 return
             count = min(self.pace.tokens_per_chunk, total - sent)
+            text = "".join(self._answer[n % len(self._answer)] for n in range(sent, sent + count))
             sent, chunks = sent + count, chunks + 1
+            said = {"delta": {"content": text}} if "messages" in request else {"text": text}
             finish = "length" if sent == total else None
-            choice = {"index": 0, "text": "x" * count, "finish_reason": finish}
-            usage = _usage(prompt_tokens, sent) if self._continuous_usage else None
-            _event(writer, {"choices": [choice], "usage": usage})
+            choice = {"index": 0, **said, "logprobs": None, "finish_reason": finish}
+            usage = {"usage": _usage(prompt_tokens, sent)} if self._continuous_usage else {}
+            _event(writer, {"choices": [choice], **usage})
             await writer.drain()  # raises once the client has gone
         if self._final_usage:
-            _event(writer, {"choices": [], "usage": _usage(prompt_tokens, sent)})
+            metrics = self._metrics[(len(self.requests) - 1) % len(self._metrics)]
+            told = {} if metrics is None else {"metrics": metrics}
+            _event(writer, {"choices": [], "usage": _usage(prompt_tokens, sent), **told})
         if failure is None:
             _chunk(writer, b"data: [DONE]\n\n")
         _chunk(writer, b"")
+
+
+def _prompt_of(request: dict[str, Any]) -> str:
+    if "messages" in request:
+        return "".join(message["content"] for message in request["messages"])
+    return str(request["prompt"])
 
 
 async def _sleep_until(due: float) -> None:
@@ -235,15 +260,16 @@ async def _fail(failure: Failure, writer: asyncio.StreamWriter) -> None:
 
 
 def _usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    return {
+    return {  # in vLLM's order
         "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
+        "completion_tokens": completion_tokens,
     }
 
 
 def _event(writer: asyncio.StreamWriter, value: dict[str, Any]) -> None:
-    _chunk(writer, b"data: " + json.dumps(value).encode() + b"\n\n")
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)  # as vLLM writes it
+    _chunk(writer, b"data: " + text.encode() + b"\n\n")
 
 
 def _chunk(writer: asyncio.StreamWriter, data: bytes) -> None:

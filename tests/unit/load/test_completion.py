@@ -10,6 +10,7 @@ import pytest
 
 from specdecode_load.completion import Completion, complete
 from specdecode_load.connection import Connection, build_tls
+from specdecode_load.conversation import COMPLETIONS, Ask
 from specdecode_load.lengths import Lengths
 from specdecode_load.target import ErrorKind, RequestError, Target
 from specdecode_load.workload import Workload
@@ -27,10 +28,10 @@ async def ask(
 ) -> Completion:
     """Send one request; `arrivals` collects the tokens of each batch that came."""
     workload = Workload(output=Lengths("fixed", output_tokens))
-    body = workload.request(0, model=target.model, tokens_per_character=1.0)
+    ask_for = Ask(COMPLETIONS, workload.request(0, model=MODEL, tokens_per_character=1.0))
     seen = [] if arrivals is None else arrivals
     with contextlib.closing(Connection(target, tls=build_tls(target))) as connection:
-        return await complete(connection, body, lambda tokens, _: seen.append(tokens))
+        return await complete(connection, ask_for, lambda tokens, _: seen.append(tokens))
 
 
 async def test_tokens_are_what_the_engine_counts_and_not_chunks() -> None:
@@ -136,7 +137,9 @@ async def test_connections_are_reused_only_when_they_are_kept(keep: bool, expect
         with contextlib.closing(Connection(target, tls=build_tls(target))) as connection:
             for number in range(3):
                 body = Workload().request(number, model=MODEL, tokens_per_character=1.0)
-                await complete(connection, body, lambda tokens, ttft_seconds: None)
+                await complete(
+                    connection, Ask(COMPLETIONS, body), lambda tokens, ttft_seconds: None
+                )
         assert server.connections == expected
 
 
@@ -144,10 +147,10 @@ async def test_the_server_may_close_between_two_requests() -> None:
     with SseServer() as server:
         body = Workload().request(0, model=MODEL, tokens_per_character=1.0)
         with contextlib.closing(Connection(target_of(server), tls=None)) as connection:
-            await complete(connection, body, lambda tokens, ttft_seconds: None)
+            await complete(connection, Ask(COMPLETIONS, body), lambda tokens, ttft_seconds: None)
             server.say_close = True
-            await complete(connection, body, lambda tokens, ttft_seconds: None)
-            await complete(connection, body, lambda tokens, ttft_seconds: None)
+            await complete(connection, Ask(COMPLETIONS, body), lambda tokens, ttft_seconds: None)
+            await complete(connection, Ask(COMPLETIONS, body), lambda tokens, ttft_seconds: None)
         assert server.connections == 2
 
 
@@ -155,11 +158,11 @@ async def test_a_connection_lost_while_idle_fails_no_request(until: Until) -> No
     with SseServer() as server:
         body = Workload().request(0, model=MODEL, tokens_per_character=1.0)
         with contextlib.closing(Connection(target_of(server), tls=None)) as connection:
-            await complete(connection, body, lambda tokens, ttft_seconds: None)
+            await complete(connection, Ask(COMPLETIONS, body), lambda tokens, ttft_seconds: None)
             assert connection.is_open
             server.drop_connections()
             await until(lambda: not connection.is_open)
-            await complete(connection, body, lambda tokens, ttft_seconds: None)
+            await complete(connection, Ask(COMPLETIONS, body), lambda tokens, ttft_seconds: None)
         assert server.connections == 2
 
 

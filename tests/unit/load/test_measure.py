@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdecode_load.measure import Spread, Window, percentile
+from specdecode_load.measure import Window
+from specdecode_load.spread import Spread, percentile
 
 
 @given(st.lists(st.floats(0, 1e3), min_size=1, max_size=50), st.floats(0, 100))
