@@ -28,7 +28,7 @@ from tests.support.stack import (
 
 BUILD = ROOT / ".build"
 FIXED = (0, 1, 2, 3, 5, 7)
-REAL_PLAN = Plan(loads=(1, 8, 32, 64, 8), fixed=FIXED, rounds=5)
+REAL_PLAN = Plan(loads=(1, 8, 32, 64, 8), fixed=FIXED, rounds=4)
 SIMULATED_PLAN = Plan(
     loads=(4, 16, 64, 256, 64, 16, 4),
     fixed=FIXED,
