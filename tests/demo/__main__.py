@@ -34,6 +34,7 @@ SIMULATED_PLAN = Plan(
     fixed=FIXED,
     rounds=2,
     measure_seconds=2.0,
+    pods=3,
     prompt_tokens=128,
     output_tokens=128,
     drain_requests=256,

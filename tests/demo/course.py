@@ -41,7 +41,7 @@ START_SECONDS = 420.0
 
 @dataclass(frozen=True)
 class Plan:
-    """What a course does: loads in streams, fixed K, and how long things may take, in seconds."""
+    """What a course does: loads in streams a pod, fixed K, how long things may take in seconds."""
 
     loads: Sequence[int]
     fixed: Sequence[int]
@@ -51,9 +51,10 @@ class Plan:
     measure_seconds: float = 3.0
     settle_seconds: float = 0.5
     converge_seconds: float = 240.0
+    pods: int = 1
     prompt_tokens: int = 32
     output_tokens: int = 64
-    # Requests of one batch that drains, as a rollout of reinforcement learning does; 0: none.
+    # Requests a pod of one batch that drains, as a rollout of reinforcement learning does; 0: none.
     drain_requests: int = 0
     fault_streams: int = 8
     # How the illegal memory access is provoked: a planted file, or adaptive verification asked
@@ -135,6 +136,7 @@ class Report:
     """What a course measured; None is not measured."""
 
     engine: str
+    pods: int = 1
     drain: Drain | None = None
     lag: dict[str, float] = field(default_factory=dict)
     stages: list[Stage] = field(default_factory=list)
@@ -151,6 +153,7 @@ class Report:
         return {
             "schema": 1,
             "engine": self.engine,
+            "pods": self.pods,
             "stages": [
                 {
                     "streams": s.streams,
@@ -216,7 +219,7 @@ class Course:
         self._plan = plan
         self._tell = tell
         self._chance = random.Random(plan.seed)
-        self.report = Report(engine=stack.engine.name)
+        self.report = Report(engine=stack.engine.name, pods=plan.pods)
         self.loop: BackgroundLoop
         self.watch = PodWatch(stack.objects, NAME)
 
@@ -239,6 +242,7 @@ class Course:
                 self.fall()
                 for streams in sorted(set(self._plan.loads)):
                     self.report.off[streams] = self._measure_off(streams)
+            self.report.lag = self._stack.read_lag(NAME)
         return self.report
 
     def start(self) -> None:
@@ -263,14 +267,14 @@ class Course:
             output=Lengths("fixed", self._plan.output_tokens),
             seed=7,
         )
-        return BackgroundLoop(target, workload, streams=self._plan.loads[0])
+        return BackgroundLoop(target, workload, streams=self._plan.pods * self._plan.loads[0])
 
     # -------------------------------------------------------------------------- loads
 
     def tune(self, streams: int, *, measure_fixed: bool) -> Stage:
         """Hold a load until the tuner has nothing left to try; then measure."""
-        self._tell(f"load: {streams} streams")
-        self.loop.set_concurrency(streams)
+        self._tell(f"load: {streams} streams a pod")
+        self._hold(streams)
         began = time.time()
         status = self._wait_converged(streams, began)
         rows = [{"minBatch": first, "k": k} for first, _, k in status["active"]["kTable"]]
@@ -295,6 +299,9 @@ class Course:
         else:
             stage.tuned = self._measure().tokens_per_second
         return stage
+
+    def _hold(self, streams: int) -> None:
+        self.loop.set_concurrency(self._plan.pods * streams)
 
     def _wait_converged(self, streams: int, since: float) -> dict[str, Any]:
         bucket = bucket_of(streams)
@@ -358,7 +365,7 @@ class Course:
 
     def drain(self) -> None:
         """Send one batch of long and short requests and watch it end, without new ones."""
-        requests = self._plan.drain_requests
+        requests = self._plan.pods * self._plan.drain_requests
         self._tell(f"drain: {requests} requests at once, none after them")
         lengths = Lengths("lognormal", 4 * self._plan.output_tokens, 0.8)
         workload = Workload(Lengths("fixed", self._plan.prompt_tokens), lengths, seed=11)
@@ -396,7 +403,7 @@ class Course:
 
     def fall(self) -> None:
         """Provoke an illegal memory access under load and wait for the answer."""
-        self.loop.set_concurrency(self._plan.fault_streams)
+        self._hold(self._plan.fault_streams)
         seen = self.watch.seen
         ended = {key for key in seen if "terminated" in key}
         self._provoke()
@@ -449,7 +456,7 @@ class Course:
         self._stack.objects.edit(NAME, {"speculation": {"adaptiveVerification": "Enabled"}})
 
     def _measure_off(self, streams: int) -> float:
-        self.loop.set_concurrency(streams)
+        self._hold(streams)
         figure = self._measure().tokens_per_second
         self._tell(f"  speculation off, {streams} streams: {figure:.0f} tok/s")
         return figure

@@ -148,9 +148,7 @@ class SimulatedImage:
             "tuning": {"mode": "Auto", "minGainPercent": 2},
             "rollout": {
                 "cooldown": "1s",
-                "warmup": "5s",
                 "liveSoak": {"minDuration": "10s", "minSteps": 50},
-                "soak": {"minDuration": "60s", "minSteps": 100},
             },
         }
 
@@ -215,11 +213,26 @@ class Stack:
     def scrape_engines(self, name: str) -> Iterator[Sample]:
         """Yield every sample that the object's engines show now at /metrics."""
         for pod in self.objects.pods(name):
-            port = (pod["metadata"].get("annotations") or {}).get(metadata.ANNOTATION_SCRAPE_PORT)
-            url = f"http://127.0.0.1:{port}/metrics"
-            with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=10) as answer:
-                for family in text_string_to_metric_families(answer.read().decode()):
-                    yield from family.samples
+            yield from self._scrape(pod)
+
+    @staticmethod
+    def _scrape(pod: dict[str, Any]) -> Iterator[Sample]:
+        port = (pod["metadata"].get("annotations") or {}).get(metadata.ANNOTATION_SCRAPE_PORT)
+        url = f"http://127.0.0.1:{port}/metrics"
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=10) as answer:
+            for family in text_string_to_metric_families(answer.read().decode()):
+                yield from family.samples
+
+    def read_lag(self, name: str) -> dict[str, float]:
+        """Return each simulated pod's busy time over its planned one, less 1."""
+        lag = {}
+        for pod in self.objects.pods(name):
+            totals = {s.name: s.value for s in self._scrape(pod)}
+            planned = totals.get("specdecode_sim_planned_seconds_total")
+            if planned:
+                busy = totals["specdecode_sim_busy_seconds_total"]
+                lag[pod["metadata"]["name"]] = busy / planned - 1
+        return lag
 
     def build_spec(self, *, k_table: list[dict[str, int]]) -> dict[str, Any]:
         """Build the spec of an object that runs the stack's engine."""
