@@ -22,7 +22,7 @@ class Simulator:
     everything runs, `speed` that of the GPUs (1 = as the profile).
     """
 
-    profile: str = "dense-8b-h100"
+    profile: str = "llama8b-a100"
     scenario: Mapping[str, Any] = field(default_factory=dict)
     time_scale: float = 1.0
     speed: float = 1.0

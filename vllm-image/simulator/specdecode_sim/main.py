@@ -25,7 +25,7 @@ from specdecode_sim.engine import Engine
 from specdecode_sim.server import Server
 
 DEFAULT_VLLM_VERSION = "0.33.0"
-DEFAULT_PROFILE = "dense-8b-h100"
+DEFAULT_PROFILE = "llama8b-a100"
 LOG_FORMAT = "(EngineCore pid=%(process)d) %(levelname)s %(asctime)s [%(filename)s:%(lineno)d] "
 
 logger = logging.getLogger("vllm.specdecode_sim")

@@ -82,6 +82,7 @@ class Profile(_Part):
     gpu: str
     model: str
     source: str
+    error_percent: NonNegative  # within which the source's table is reproduced
     times: StepTimes
     drafting: Drafting = Drafting()
     acceptance: Acceptance
