@@ -31,7 +31,8 @@ _NEAR: Final = 0.90
 # A K that was put back is tried again when its own figure is this far above the K in force, once
 # that was measured for longer: its baseline was a lucky one, or the machine has become slower.
 _OVERLOOKED: Final = 1.06
-# An untried K that a model to be relied on puts this far below the K in force is not tried.
+# An untried K that is put this far below the K in force is not tried: by a model to be relied on,
+# or by any forecast where it is not next to the K in force.
 _HOPELESS: Final = 0.85
 
 # A model is relied on from this many cells, K values and this fit on.
@@ -153,7 +154,10 @@ def choose_candidate(present: Present) -> Forecast | None:
                 known.measured
                 and not untried.measured
                 and known.tokens_per_second >= _NEAR * now
-                and not (untried.reliable and untried.tokens_per_second < _HOPELESS * now)
+                and not (
+                    untried.tokens_per_second < _HOPELESS * now
+                    and (untried.reliable or known.k != present.k)
+                )
             ):
                 candidates.append(untried)
     return max(candidates, key=lambda f: (f.tokens_per_second, -f.k), default=None)
