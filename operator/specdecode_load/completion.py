@@ -64,7 +64,9 @@ class Completion:
             return
         now = time.perf_counter()
         is_first = self.first_at is None
-        new_tokens = sum(self._absorb(event, now) for event in self._events.feed(body))
+        new_tokens = 0
+        for event in self._events.feed(body):
+            new_tokens += self._absorb(event, now)
         if new_tokens:
             self._on_tokens(new_tokens, now - self.sent_at if is_first else None)
 

@@ -105,6 +105,7 @@ class _Link(asyncio.BufferedProtocol):
         self._reply = wire.ResponseReader()
         self._receive: Receiver | None = None
         self._ended: asyncio.Future[wire.Head] | None = None
+        self._clock = asyncio.get_running_loop().time
         self._heard_at = 0.0
 
     async def exchange(
@@ -151,7 +152,7 @@ class _Link(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take the bytes that have come (asyncio calls this)."""
-        self._heard_at = asyncio.get_running_loop().time()
+        self._heard_at = self._clock()
         self._take(bytes(self._buffer[:nbytes]))
 
     def eof_received(self) -> None:

@@ -13,6 +13,7 @@ CHUNK_LIMIT_BYTES = 16 * 1024 * 1024
 
 # int() alone would also take "+1", "1_0" and " 1".
 _HEXADECIMAL = re.compile(rb"[0-9a-fA-F]{1,8}")
+_FIRST_LINE = re.compile(rb"([1-9a-fA-F][0-9a-fA-F]{0,7})\r\n")
 _DECIMAL = re.compile(rb"[0-9]{1,18}")
 
 
@@ -46,6 +47,10 @@ class ResponseReader:
 
     def feed(self, data: bytes) -> bytes:
         """Take bytes off the wire; return the body bytes that they complete."""
+        if self._chunked and not self._buffer and not (self._in_trailers or self.complete):
+            content = _read_lone_chunk(data)
+            if content is not None:
+                return content
         self._buffer += data
         if self.head is None and not self._read_head():
             return b""
@@ -131,6 +136,8 @@ class EventReader:
 
     def feed(self, data: bytes) -> list[bytes]:
         """Take body bytes; return the data of every line that they complete."""
+        if not self._rest and _is_lone_event(data):
+            return [data[5:].strip()]
         *lines, self._rest = (self._rest + data).split(b"\n")
         return [line[5:].strip() for line in lines if line.startswith(b"data:")]
 
@@ -150,6 +157,24 @@ def _parse_head(raw: bytes) -> Head:
         version == b"HTTP/1.1" or b"keep-alive" in connection
     )
     return Head(status=int(status), headers=headers, keeps_alive=keeps_alive)
+
+
+def _read_lone_chunk(data: bytes) -> bytes | None:
+    """Read data that is one whole chunk, as most is that an engine streams; None if it is not.
+
+    The last chunk, of size 0, is left to the slow way.
+    """
+    line = _FIRST_LINE.match(data)
+    if line is None or line.end() + int(line[1], 16) + 2 != len(data):
+        return None
+    return data[line.end() : -2] if data.endswith(b"\r\n") else None
+
+
+def _is_lone_event(data: bytes) -> bool:
+    """Tell whether data is one whole event, as most is that an engine streams."""
+    return (
+        data.startswith(b"data:") and data.endswith(b"\n\n") and data.find(b"\n") == len(data) - 2
+    )
 
 
 def _chunk_size(line: bytes) -> int:
