@@ -1,18 +1,24 @@
 """Completions over a real socket, from a server of known pace and planted failures."""
 
 import contextlib
+import json
 import ssl
 import subprocess
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from specdecode_load.completion import Completion, complete
+from specdecode_load.acceptance import Drafting
+from specdecode_load.completion import Completion, complete, read_usage
 from specdecode_load.connection import Connection, build_tls
-from specdecode_load.conversation import COMPLETIONS, Ask
+from specdecode_load.conversation import CHAT, COMPLETIONS, Ask, Sampling
 from specdecode_load.lengths import Lengths
 from specdecode_load.target import ErrorKind, RequestError, Target
+from specdecode_load.wire import Head
 from specdecode_load.workload import Workload
 from tests.support.sse_server import MODEL, Failure, Pace, SseServer
 
@@ -219,3 +225,102 @@ def test_a_wrong_address_is_refused(url: str, sentence: str) -> None:
 
 def test_the_api_key_is_not_shown() -> None:
     assert "hidden" not in repr(Target(url="http://h:1", model=MODEL, api_key="hidden"))
+
+
+CHAT_ASK = Ask(
+    CHAT,
+    Sampling(MODEL).build_body(messages=[{"role": "user", "content": "hi"}], output_tokens=9),
+    needs_text=True,
+)
+
+
+async def send(server: SseServer, ask_for: Ask) -> Completion:
+    with contextlib.closing(Connection(target_of(server), tls=None)) as connection:
+        return await complete(connection, ask_for, lambda tokens, ttft_seconds: None)
+
+
+@pytest.mark.parametrize("continuous_usage", [True, False])
+async def test_a_chat_is_read_like_a_completion(continuous_usage: bool) -> None:
+    pace = Pace(tokens_per_chunk=2)
+    with SseServer(pace=pace, continuous_usage=continuous_usage, answer='é"\\n') as server:
+        completion = await send(server, CHAT_ASK)
+        assert server.paths == [CHAT]
+    assert completion.text == ('é"\\n' * 3)[:9]
+    assert (completion.tokens, completion.prompt_tokens) == (9, 2)
+
+
+async def test_text_that_nobody_needs_is_not_read_in_mid_answer() -> None:
+    with SseServer() as server:
+        assert "x" * 9 not in (await send(server, Ask(CHAT, CHAT_ASK.body))).text
+
+
+async def test_acceptance_rides_on_the_last_chunk() -> None:
+    told = {"num_spec_steps": 4, "num_draft_tokens": 12, "num_accepted_draft_tokens": 6}
+    with SseServer(metrics=[{"speculative_decoding": told}, None]) as server:
+        assert (await send(server, CHAT_ASK)).drafting == Drafting(4, 12, 6)
+        assert (await send(server, CHAT_ASK)).drafting is None
+
+
+HEAD = Head(status=200, headers={}, keeps_alive=True)
+TEXTS = st.one_of(
+    st.text(),
+    st.sampled_from(["error", '"error"', '],"usage":{', ',"finish_reason":null', "\\", "a\\"]),
+    st.just('],"usage":{"prompt_tokens":1,"total_tokens":2,"completion_tokens":1}}'),
+)
+COUNTS = st.integers(0, 10**6)
+
+
+@given(
+    texts=st.lists(TEXTS, min_size=1, max_size=3),
+    counts=st.tuples(COUNTS, COUNTS),
+    reason=st.sampled_from([None, None, None, "length", "abort", "error"]),
+    extra=st.sampled_from([{}, {}, {"error": "x"}, {"metrics": {"x": 1}}]),
+    is_chat=st.booleans(),
+    escapes=st.booleans(),
+    compact=st.booleans(),
+)
+def test_reading_the_usage_alone_comes_to_the_same_as_parsing_the_chunk(
+    texts: list[str],
+    counts: tuple[int, int],
+    reason: str | None,
+    extra: dict[str, Any],
+    is_chat: bool,
+    escapes: bool,
+    compact: bool,
+) -> None:
+    text = "".join(texts)
+    said: dict[str, Any] = {"delta": {"content": text}} if is_chat else {"text": text}
+    prompt_tokens, tokens = counts
+    chunk = {
+        "id": text,
+        **extra,
+        "choices": [{"index": 0, **said, "logprobs": None, "finish_reason": reason}],
+        "usage": {
+            "prompt_tokens": prompt_tokens,
+            "total_tokens": prompt_tokens + tokens,
+            "completion_tokens": tokens,
+        },
+    }
+    separators = (",", ":") if compact else (", ", ": ")
+    event = json.dumps(chunk, separators=separators, ensure_ascii=escapes).encode(
+        "utf-8", "surrogatepass"
+    )
+
+    def read(keeps_text: bool) -> tuple[object, ...]:
+        completion = Completion(lambda tokens, ttft_seconds: None, keeps_text=keeps_text)
+        try:
+            completion.receive(HEAD, b"data: " + event + b"\n\n")
+        except RequestError as error:
+            return (error.kind,)
+        return (completion.tokens, completion.prompt_tokens)
+
+    assert read(keeps_text=False) == read(keeps_text=True)
+
+
+def test_a_chunk_as_vllm_writes_it_is_not_parsed() -> None:
+    event = (
+        b'{"id":"cmpl-1","object":"text_completion","created":1,"model":"m","choices":[{"index":0,'
+        b'"text":" a","logprobs":null,"finish_reason":null,"stop_reason":null}],'
+        b'"usage":{"prompt_tokens":32,"total_tokens":39,"completion_tokens":7}}'
+    )
+    assert read_usage(event) == (32, 7)

@@ -188,3 +188,50 @@ async def test_sixty_four_streams_leave_the_cores_to_the_engine() -> None:
         result = await run_stage(target_of(server), workload, streams=64, seconds=3.0)
     assert result.output_tokens > 1000
     assert result.generator_cpu < 0.25  # 0.09 measured; the room is for a busy machine
+
+
+async def test_a_conversation_grows_by_its_answers_on_one_stream(until: Until) -> None:
+    workload = Workload(output=Lengths("fixed", 10), turns=3)
+    with SseServer(answer="ab") as server:
+        async with ClosedLoop(target_of(server), workload, most_requests=7) as loop:
+            await until(lambda: loop.is_exhausted)
+    prompts = [request["prompt"] for request in server.requests]
+    assert [len(prompt) for prompt in prompts] == [32, 74, 116, 32, 74, 116, 32]
+    assert prompts[1].startswith(prompts[0] + "ab" * 5)
+    assert prompts[2].startswith(prompts[1] + "ab" * 5)
+    assert prompts[3] != prompts[0]
+
+
+async def test_a_conversation_that_lost_an_answer_is_given_up(until: Until) -> None:
+    workload = Workload(output=Lengths("fixed", 10), turns=3)
+    with SseServer() as server:
+        server.pass_next()
+        server.fail_next(Failure("reset"))
+        async with ClosedLoop(target_of(server), workload, most_requests=4) as loop:
+            await until(lambda: loop.is_exhausted)
+    assert [len(request["prompt"]) for request in server.requests] == [32, 74, 32, 74]
+
+
+async def test_the_acceptance_of_each_request_is_in_the_window(until: Until) -> None:
+    metrics = [
+        {
+            "speculative_decoding": {
+                "num_spec_steps": 10,
+                "num_draft_tokens": 30,
+                "num_accepted_draft_tokens": accepted,
+            }
+        }
+        for accepted in (0, 10, 20)
+    ]
+    with SseServer(metrics=metrics) as server:
+        async with ClosedLoop(target_of(server), SHORT, most_requests=9) as loop:
+            window = loop.start_window()
+            await until(lambda: loop.is_exhausted)
+            told = window.stop().acceptance
+    assert told is not None
+    assert told.requests_with_drafts == 9
+    assert told.mean_length is not None
+    assert told.mean_length.p50 == 2.0
+    assert told.mean_length.mean == pytest.approx(2.0)
+    assert told.rate is not None
+    assert told.rate.mean == pytest.approx(1 / 3)

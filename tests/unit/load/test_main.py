@@ -120,6 +120,11 @@ WRONG = {
     "an address": (["--url", "localhost:8000"], "http://HOST:PORT"),
     "a folder": (["--json", "/no/such/folder/x.json"], "no such folder"),
     "a key that is not set": (["--api-key-env", "NO_SUCH_KEY"], "NO_SUCH_KEY is not set"),
+    "turns": (["--turns", "0"], "give 1 to"),
+    "a share": (["--long-share", "10%"], "from 0 to 1"),
+    "a share without a length": (["--long-share", "0.1"], "--long-prompt together"),
+    "a file that is not there": (["--prompts", "/no/such/file"], "cannot be read"),
+    "turns of a file": (["--prompts", "x", "--turns", "2"], "its lines tell the turns"),
     "requests": (["--max-requests", "0"], "1 or more"),
 }
 
@@ -132,3 +137,73 @@ def test_a_wrong_option_is_refused_with_what_to_write(
         main(arguments)
     assert ended.value.code == 2
     assert sentence in capfd.readouterr().err
+
+
+def short(server: SseServer, *more: str) -> list[str]:
+    return [
+        "--url",
+        server.url,
+        "--max-requests",
+        "4",
+        "--output-tokens",
+        "6",
+        "--json",
+        "-",
+        *more,
+    ]
+
+
+def test_acceptance_that_the_engine_does_not_tell_is_not_zero(
+    server: SseServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    _, out, err = run(capfd, *short(server))
+    values = json.loads(out)["stages"][0]["acceptance"]
+    assert values == {
+        "note": "not reported by the engine",
+        "meanAcceptanceLength": None,
+        "draftAcceptanceRate": None,
+    }
+    assert "not reported by the engine" in err
+    assert "--per-request-spec-decode-metrics summary" in err
+
+
+def test_acceptance_by_request_is_in_the_table_and_in_the_json(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    told = {"num_spec_steps": 4, "num_draft_tokens": 12, "num_accepted_draft_tokens": 6}
+    with SseServer(metrics=[{"speculative_decoding": told}]) as server:
+        _, out, err = run(capfd, *short(server))
+    values = json.loads(out)["stages"][0]["acceptance"]
+    assert values["requestsWithDrafts"] == 4
+    assert values["acceptedTokens"] == 24
+    assert values["meanAcceptanceLength"]["p50"] == 2.5
+    assert values["draftAcceptanceRate"]["mean"] == 0.5
+    assert values["note"] is None
+    assert "2.50" in err
+    assert "0.50" in err
+
+
+def test_a_file_of_prompts_is_sent(
+    server: SseServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "Once", "max_tokens": 3}\n{"turns": ["Hi", "So"]}\n')
+    status, out, _ = run(capfd, *short(server, "--prompts", str(path)))
+    assert status == 0
+    first, second, third, fourth = server.requests[1:]
+    assert (first["prompt"], first["max_tokens"]) == ("Once", 3)
+    assert [message["content"] for message in second["messages"]] == ["Hi"]
+    assert [message["content"] for message in third["messages"]] == ["Hi", "xxxxxx", "So"]
+    assert fourth["prompt"] == "Once"
+    workload = json.loads(out)["workload"]
+    assert (workload["promptsFile"], workload["prompts"], workload["turns"]) == (str(path), 2, None)
+
+
+def test_the_last_error_is_told_in_the_servers_words(
+    server: SseServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server.pass_next()
+    server.fail_next(Failure("status", status=400))
+    _, out, err = run(capfd, *short(server))
+    assert "planted" in json.loads(out)["lastError"]
+    assert "last error: the server answered 400" in err
