@@ -112,17 +112,11 @@ def build_acceptance(run: Run) -> Table | str:
         has_ended = any(stage.requests for stage in run.stages)
         why = f"{_NOT_REPORTED}: {_HOW_TO_REPORT}" if has_ended else "no request ended"
         return f"acceptance per request: {why}"
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    for name in (
-        "streams",
-        "requests\nwith drafts",
-        "mean length\nmean",
-        "\np10",
-        "\np50",
-        "\np90",
-    ):
+    title = "acceptance per request: mean acceptance length, draft acceptance rate"
+    table = Table(title=title, box=None, padding=(0, 1, 0, 0), pad_edge=False, title_justify="left")
+    for name in ("streams", "requests", "length\nmean", "\np10", "\np50", "\np90"):
         table.add_column(name, justify="right", no_wrap=True)
-    for name in ("acceptance rate\nmean", "\np10", "\np50", "\np90"):
+    for name in ("rate\nmean", "\np10", "\np50", "\np90"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("other requests")
     for stage in run.stages:
