@@ -8,7 +8,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -60,52 +60,33 @@ class Scrape:
                 yield sample.labels, sample.value
 
 
-class RunningEngine:
-    """An engine started as the image starts it, with its mounts in a folder of the test."""
+class RunningServer:
+    """A server started as in its image, with its mounts in a folder of the test."""
 
-    def __init__(self, engine: Engine, folder: Path, *arguments: str, model: Path) -> None:
+    def __init__(
+        self, folder: Path, command: Sequence[str], environment: Mapping[str, str], *, port: int
+    ) -> None:
         self.folder = folder
         (folder / "tables").mkdir(parents=True)
         self.termination_log.touch()
         self.plant = folder / "plant"
         self._generation = 0
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
-        command = [
-            str(engine.entrypoint),
-            str(model),
-            "--served-model-name=chat",
-            "--host=127.0.0.1",
-            f"--port={port}",
-            f"--max-num-seqs={MAX_BATCH}",
-            "--max-model-len=1024",
-            "--dtype=float32",
-            "--enforce-eager",
-            "--scheduler-cls=specdecode_vllm.scheduler.make_scheduler",
-            "--shutdown-timeout=1",
-            *arguments,
-        ]
         self._log = (folder / "log").open("w")
         self.process = subprocess.Popen(
             command,
-            env={**os.environ, **self._environment()},
+            env={**os.environ, **self._mounts(), **environment},
             stdout=self._log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
 
-    def _environment(self) -> dict[str, str]:
+    def _mounts(self) -> dict[str, str]:
         return {
             "SPECDECODE_TABLES": str(self.folder / "tables"),
             "SPECDECODE_ARM": str(self.folder / "arm"),
             "SPECDECODE_TERMINATION_LOG": str(self.termination_log),
             "SPECDECODE_METRICS_DIR": str(self.folder / "metrics"),
-            PLANT_VARIABLE: str(self.plant),
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
         }
 
     @property
@@ -140,8 +121,12 @@ class RunningEngine:
 
     def scrape(self) -> Scrape:
         """Look at /metrics."""
+        return Scrape(self.read_metrics())
+
+    def read_metrics(self) -> str:
+        """Return what /metrics says, as it stands."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as reply:
-            return Scrape(reply.read().decode())
+            return str(reply.read().decode())
 
     def write_table(self, rows: Rows, *, enabled: bool = True, arm: str = "stable") -> int:
         """Write a table file; return its generation."""
@@ -224,6 +209,46 @@ class RunningEngine:
         )
         assert isinstance(after, Scrape)
         return Difference(before, after)
+
+
+class RunningEngine(RunningServer):
+    """The real engine, started as the image starts it."""
+
+    def __init__(self, engine: Engine, folder: Path, *arguments: str, model: Path) -> None:
+        port = free_port()
+        command = [str(engine.entrypoint), str(model), *build_flags(port), *arguments]
+        super().__init__(folder, command, self._settings(folder), port=port)
+
+    @staticmethod
+    def _settings(folder: Path) -> dict[str, str]:
+        return {
+            PLANT_VARIABLE: str(folder / "plant"),
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+        }
+
+
+def free_port() -> int:
+    """Return a port of the loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def build_flags(port: int) -> list[str]:
+    """List the flags of every engine under test."""
+    return [
+        "--served-model-name=chat",
+        "--host=127.0.0.1",
+        f"--port={port}",
+        f"--max-num-seqs={MAX_BATCH}",
+        "--max-model-len=1024",
+        "--dtype=float32",
+        "--enforce-eager",
+        "--scheduler-cls=specdecode_vllm.scheduler.make_scheduler",
+        "--shutdown-timeout=1",
+    ]
 
 
 class Difference:
