@@ -73,6 +73,8 @@ class Step(NamedTuple):
 
     emitted_rows: Ints  # requests that emitted, the first `emitters` of them
     emitted_tokens: Ints
+    emitted_drafted: Ints  # draft tokens verified for it, 0 in prefill
+    emitted_accepted: Ints
     is_finished: NDArray[np.bool_]
     numbers: Floats  # see the indexes below
     at_risk: Ints  # drafts by position
@@ -116,6 +118,8 @@ def build_step(limits: Limits, *, positions: int, groups: int) -> Step:
     return Step(
         emitted_rows=np.zeros(limits.max_requests, dtype=np.int64),
         emitted_tokens=np.zeros(limits.max_requests, dtype=np.int64),
+        emitted_drafted=np.zeros(limits.max_requests, dtype=np.int64),
+        emitted_accepted=np.zeros(limits.max_requests, dtype=np.int64),
         is_finished=np.zeros(limits.max_requests, dtype=np.bool_),
         numbers=np.zeros(NUMBERS),
         at_risk=np.zeros(max(1, positions), dtype=np.int64),
@@ -219,11 +223,12 @@ def advance(
             state.computed[row] += tokens
             if state.computed[row] < known:
                 continue
-            emitted = 1
+            emitted, drafted, accepted = 1, 0, 0
         else:
+            drafted = tokens - 1
             decode_tokens += tokens
             own = ease * state.ease[row] * _context_ease(conditions, known)
-            accepted = _verify(survival[state.group[row]], own, tokens - 1, chance, step)
+            accepted = _verify(survival[state.group[row]], own, drafted, chance, step)
             state.computed[row] += 1 + accepted
             emitted = 1 + accepted
         left = min(
@@ -237,6 +242,8 @@ def advance(
         state.group[row] = chance.integers(0, survival.shape[0])
         step.emitted_rows[emitters] = row
         step.emitted_tokens[emitters] = emitted
+        step.emitted_drafted[emitters] = drafted
+        step.emitted_accepted[emitters] = accepted
         step.is_finished[emitters] = left <= emitted
         numbers[TOKENS] += emitted
         emitters += 1
