@@ -182,6 +182,7 @@ class SseServer:
         return headers.get("connection") != "close" and not self.say_close
 
     async def _complete(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        metrics = self._metrics[len(self.requests) % len(self._metrics)]
         self.requests.append(request)
         failure = self._failures.popleft() if self._failures else None
         if failure is not None and failure.kind == "status":
@@ -217,7 +218,6 @@ class SseServer:
             _event(writer, {"choices": [choice], **usage})
             await writer.drain()  # raises once the client has gone
         if self._final_usage:
-            metrics = self._metrics[(len(self.requests) - 1) % len(self._metrics)]
             told = {} if metrics is None else {"metrics": metrics}
             _event(writer, {"choices": [], "usage": _usage(prompt_tokens, sent), **told})
         if failure is None:
