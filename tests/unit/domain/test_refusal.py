@@ -15,7 +15,8 @@ from specdecode_operator.api import refused
 from specdecode_operator.api.v1alpha1 import Spec
 from specdecode_operator.domain import refusal
 
-FLAGS = json.loads((Path(__file__).parents[2] / "data" / "vllm_flags.json").read_text("utf-8"))
+SIMULATOR = Path(__file__).parents[3] / "vllm-image" / "simulator" / "specdecode_sim"
+FLAGS = json.loads((SIMULATOR / "vllm_flags.json").read_text("utf-8"))
 
 SPECULATION = {"method": "eagle3", "draftModel": "org/draft", "numSpeculativeTokens": 7}
 

@@ -10,6 +10,7 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import resources
 from typing import Any, NoReturn
 
 FULL_KINDS = ("FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
@@ -66,31 +67,38 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"usage: vllm serve [model_tag] [options]\nvllm serve: error: {message}\n")
 
 
+class _Switch(argparse.Action):
+    """Stores True for `--x` and False for `--no-x`."""
+
+    def __call__(
+        self, _: object, namespace: argparse.Namespace, __: object, option: str | None = None
+    ) -> None:
+        setattr(namespace, self.dest, not str(option).startswith("--no-"))
+
+
+class _Ignore(argparse.Action):
+    """Takes a flag that the simulator does nothing by, and keeps its name."""
+
+    def __call__(
+        self, _: object, namespace: argparse.Namespace, __: object, option: str | None = None
+    ) -> None:
+        namespace.ignored = [*namespace.ignored, str(option)]
+
+
+def read_flags(version: str) -> list[list[str]]:
+    """List the flags of `vllm serve`, all names of one flag together; the newest if unknown."""
+    content = resources.files("specdecode_sim").joinpath("vllm_flags.json").read_text("utf-8")
+    by_version: dict[str, list[list[str]]] = json.loads(content)
+    return by_version.get(version) or by_version[max(by_version)]
+
+
 def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
     """Read the arguments behind `vllm serve`; exits with 2 as vLLM's parser does.
 
     Raises ConfigRefusedError for what parses and cannot be served.
     """
-    parser = _Parser(prog="vllm serve", allow_abbrev=False)
-    parser.add_argument("model_tag", nargs="?")
-    parser.add_argument("--model")
-    parser.add_argument("--served-model-name", nargs="+")
-    parser.add_argument("--host", default="0.0.0.0")
-    parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--max-model-len", type=int, default=DEFAULT_MODEL_TOKENS)
-    parser.add_argument("--max-num-seqs", type=int, default=DEFAULT_MAX_REQUESTS)
-    parser.add_argument("--max-num-batched-tokens", type=int, default=DEFAULT_BATCHED_TOKENS)
-    parser.add_argument("--shutdown-timeout", type=float, default=0.0)
-    parser.add_argument("--stream-interval", type=int, default=1)
-    parser.add_argument("--api-key", nargs="*", default=None)
-    parser.add_argument("--enforce-eager", action="store_true")
-    parser.add_argument("--scheduler-cls")
-    parser.add_argument("--speculative-config", type=_json_object)
-    parser.add_argument("--compilation-config", type=_json_object, default={})
-    parser.add_argument(
-        "--per-request-spec-decode-metrics", choices=("none", "summary", "detailed"), default="none"
-    )
-    known, others = parser.parse_known_args([_dashed(argument) for argument in arguments])
+    parser = _build_parser(read_flags(environment.get("SPECDECODE_SIM_VLLM_VERSION", "")))
+    known = parser.parse_args([_plain(argument) for argument in arguments])
     if not (model := known.model_tag or known.model):
         parser.error("the simulator needs the name of a model to pretend to serve")
     compilation: dict[str, Any] = known.compilation_config
@@ -115,16 +123,57 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
         speculation=_speculation(known.speculative_config, graphs),
         has_plugin=known.scheduler_cls == "specdecode_vllm.scheduler.make_scheduler",
         request_metrics=known.per_request_spec_decode_metrics,
-        ignored=_check_flags(parser, others),
+        ignored=tuple(known.ignored),
     )
 
 
-def _dashed(argument: str) -> str:
-    """Write a flag's name with dashes: vLLM takes `_` for `-` in names."""
+def _build_parser(flags: Sequence[Sequence[str]]) -> argparse.ArgumentParser:
+    """Make a parser of all flags, with vLLM's abbreviations and short forms."""
+    parser = _Parser(prog="vllm serve")
+    parser.set_defaults(ignored=[])
+    parser.add_argument("model_tag", nargs="?")
+    ours = _settings()
+    for names in flags:
+        if "--help" in names:
+            continue
+        is_switch = any(name.startswith("--no-") for name in names)
+        ignored = {"action": _Ignore, "nargs": 0 if is_switch else "*", "dest": "ignored"}
+        parser.add_argument(*names, **ours.get(names[0], ignored))
+    return parser
+
+
+def _settings() -> dict[str, dict[str, Any]]:
+    """Return how argparse takes each flag that the simulator acts by."""
+    return {
+        "--model": {},
+        "--served-model-name": {"nargs": "+"},
+        "--host": {"default": "0.0.0.0"},
+        "--port": {"type": int, "default": 8000},
+        "--max-model-len": {"type": int, "default": DEFAULT_MODEL_TOKENS},
+        "--max-num-seqs": {"type": int, "default": DEFAULT_MAX_REQUESTS},
+        "--max-num-batched-tokens": {"type": int, "default": DEFAULT_BATCHED_TOKENS},
+        "--shutdown-timeout": {"type": float, "default": 0.0},
+        "--stream-interval": {"type": int, "default": 1},
+        "--api-key": {"nargs": "*"},
+        "--enforce-eager": {"action": _Switch, "nargs": 0, "default": False},
+        "--scheduler-cls": {},
+        "--speculative-config": {"type": _json_object},
+        "--compilation-config": {"type": _json_object, "default": {}},
+        "--per-request-spec-decode-metrics": {
+            "choices": ("none", "summary", "detailed"),
+            "default": "none",
+        },
+    }
+
+
+def _plain(argument: str) -> str:
+    """Write a flag as argparse knows it: vLLM takes `_` for `-`, `--a.b=c` for JSON, `-O3`."""
+    if argument.startswith("-O") and argument[2:].lstrip("=").isdigit():
+        return "--optimization-level=" + argument[2:].lstrip("=")
     if not argument.startswith("--"):
         return argument
     name, equals, value = argument.partition("=")
-    return name.replace("_", "-") + equals + value
+    return name.partition(".")[0].replace("_", "-") + equals + value
 
 
 def _json_object(text: str) -> dict[str, Any]:
@@ -165,11 +214,3 @@ def _speculation(config: Mapping[str, Any] | None, graphs: str) -> Speculation |
         rows=tuple((int(a), int(b), int(k)) for a, b, k in rows) if rows else None,
         adaptive=adaptive,
     )
-
-
-def _check_flags(parser: argparse.ArgumentParser, others: Sequence[str]) -> tuple[str, ...]:
-    """Return the flags that the simulator takes and does nothing by; refuse what is no flag."""
-    flags = [other for other in others if other.startswith("-")]
-    if others and not flags:
-        parser.error(f"unrecognized arguments: {' '.join(others)}")
-    return tuple(flags)

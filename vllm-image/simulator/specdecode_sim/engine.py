@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge
-from specdecode_vllm import follow, live
-from specdecode_vllm import metrics as plugin_metrics
 
 import specdecode_vllm
 from specdecode_sim import __version__, faults, metrics, model
 from specdecode_sim.arguments import Options
 from specdecode_sim.profile import Profile
+from specdecode_vllm import follow, live
+from specdecode_vllm import metrics as plugin_metrics
 
 logger = logging.getLogger("vllm.specdecode_sim")
 

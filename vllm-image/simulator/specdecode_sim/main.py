@@ -18,11 +18,11 @@ from dataclasses import dataclass
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
-from specdecode_vllm import termination
 
 from specdecode_sim import __version__, arguments, faults, profile
 from specdecode_sim.engine import Engine
 from specdecode_sim.server import Server
+from specdecode_vllm import termination
 
 DEFAULT_VLLM_VERSION = "0.33.0"
 DEFAULT_PROFILE = "llama8b-a100"
@@ -85,6 +85,8 @@ async def _serve(
 ) -> int:
     registry = CollectorRegistry()
     _announce(settings, options, chosen)
+    if settings.scenario.slow_start_seconds:
+        logger.info("slow start: %g s more", settings.scenario.slow_start_seconds)
     await asyncio.sleep(chosen.start_seconds + settings.scenario.slow_start_seconds)
     engine = Engine(
         options,
