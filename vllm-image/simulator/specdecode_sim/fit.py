@@ -64,8 +64,8 @@ def fit_profile(
 
     Prefill is not modelled: measure decode, or take it as part of the step. `launch_milliseconds`
     is known from elsewhere, as throughput cannot tell it from the weights; without a measurement
-    of speculation off, a first drafting pass is taken to cost as much as a further one. Raises ValueError for
-    no measurements and for figures that are not positive.
+    of speculation off, a first drafting pass is taken to cost as much as a further one. Raises
+    ValueError for no measurements and for figures that are not positive.
     """
     if not measurements or any(m.tokens_per_second <= 0 or m.streams < 1 for m in measurements):
         raise ValueError("a fit needs measurements, each of 1 stream or more and of tokens/s > 0")
