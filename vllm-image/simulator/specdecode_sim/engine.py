@@ -262,6 +262,7 @@ class Engine:
         rows = step.emitted_rows[:emitters].tolist()
         tokens = step.emitted_tokens[:emitters].tolist()
         finished = step.is_finished[:emitters].tolist()
+        earlier: dict[float, int] = {}  # requests by the time of their last output
         for row, count, is_finished in zip(rows, tokens, finished, strict=True):
             request = self._requests.get(row)
             if request is None:
@@ -271,11 +272,13 @@ class Engine:
                 request.first_at = now
                 self.vllm.note_first_token(now - request.arrived_at)
             else:
-                self.vllm.note_output(now - request.last_at)
+                earlier[request.last_at] = earlier.get(request.last_at, 0) + 1
             request.last_at = now
             if is_finished:
                 self._end(request, "length")
             request.on_output(count, "length" if is_finished else None)
+        for last_at, requests in earlier.items():
+            self.vllm.note_outputs(now - last_at, requests=requests)
 
     def _end(self, request: Request, reason: str) -> None:
         del self._requests[request.row]
@@ -331,7 +334,7 @@ class _Plugin:
                 max_batch=options.max_requests,
                 captured_tokens=captured,
             )
-        self._counts_positions = bool(speculation) and not speculation.adaptive
+        self._counts_positions = speculation is not None and not speculation.adaptive
         self._table = live.LiveTable(live.Sources.from_environment(), limits)
         self._sink.announce(
             {

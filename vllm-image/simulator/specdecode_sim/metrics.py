@@ -7,10 +7,15 @@ The contract test compares them with a real engine's /metrics. What a simulated 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 ENGINE_LABELS = ("model_name", "engine")
 _LATENCY = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
@@ -87,6 +92,32 @@ class FinishedRequest:
     finish_reason: str
 
 
+class BulkHistogram(Collector):
+    """A histogram that takes many equal observations at once: a step has one per request."""
+
+    def __init__(
+        self, name: str, bounds: Sequence[float], labels: Sequence[str], registry: CollectorRegistry
+    ) -> None:
+        self._name = name
+        self._bounds = (*bounds, math.inf)
+        self._labels = labels
+        self._counts = [0] * len(self._bounds)
+        self._sum = 0.0
+        registry.register(self)
+
+    def observe(self, value: float, count: int) -> None:
+        """Count `count` observations of this value."""
+        self._counts[bisect_left(self._bounds, value)] += count
+        self._sum += value * count
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """Yield the family with its one child."""
+        family = HistogramMetricFamily(self._name, _help(), labels=ENGINE_LABELS)
+        buckets = zip(map(floatToGoString, self._bounds), accumulate(self._counts), strict=True)
+        family.add_metric(self._labels, buckets=list(buckets), sum_value=self._sum)
+        yield family
+
+
 class VllmMetrics:
     """All `vllm:` and `http_` metrics of one server."""
 
@@ -148,7 +179,6 @@ class VllmMetrics:
             "request_params_n": CHOICE_BUCKETS,
             "request_num_preemptions": PREEMPTION_BUCKETS,
             "time_to_first_token_seconds": FIRST_TOKEN_BUCKETS,
-            "inter_token_latency_seconds": TOKEN_LATENCY_BUCKETS,
             "request_time_per_output_token_seconds": TOKEN_LATENCY_BUCKETS,
             "e2e_request_latency_seconds": LATENCY_BUCKETS,
             "request_queue_time_seconds": LATENCY_BUCKETS,
@@ -162,6 +192,12 @@ class VllmMetrics:
             ).labels(*self._labels)
             for name, bounds in buckets.items()
         }
+        self._token_latency = BulkHistogram(
+            "vllm:inter_token_latency_seconds",
+            TOKEN_LATENCY_BUCKETS,
+            self._labels,
+            self._registry,
+        )
 
     def _create_speculation(self, k_max: int | None) -> None:
         """Create what vLLM exports only with speculation; `k_max` None is without."""
@@ -230,9 +266,9 @@ class VllmMetrics:
         """Observe a request's time to its first token."""
         self._histograms["time_to_first_token_seconds"].observe(seconds)
 
-    def note_output(self, seconds: float) -> None:
-        """Observe the time since a request's last output: one per output, not per token."""
-        self._histograms["inter_token_latency_seconds"].observe(seconds)
+    def note_outputs(self, seconds: float, *, requests: int) -> None:
+        """Observe the time since the last output of so many: one per output, not per token."""
+        self._token_latency.observe(seconds, requests)
 
     def count_request(self, request: FinishedRequest) -> None:
         """Count a request that has ended, however it did."""
