@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 import specdecode_vllm
 from specdecode_sim import __version__, faults, metrics, model
+from specdecode_sim.acceptance_record import AcceptanceRecord
 from specdecode_sim.arguments import Options
 from specdecode_sim.profile import Profile
 from specdecode_vllm import follow, live
@@ -46,6 +47,7 @@ class Request:
     first_at: float | None = None
     last_at: float = 0.0
     output_tokens: int = 0
+    acceptance: AcceptanceRecord | None = None
 
 
 class EngineDeadError(Exception):
@@ -160,6 +162,9 @@ class Engine:
             raise OverflowError(f"{MOST_REQUESTS} requests run and wait")
         row = self._free_rows.pop()
         request = Request(row, prompt_tokens, max_tokens, on_output, time.monotonic())
+        if self._k_max and self.options.request_metrics != "none":
+            detailed = self.options.request_metrics == "detailed"
+            request.acceptance = AcceptanceRecord(self._k_max, detailed)
         self._requests[row] = request
         model.submit(self._state, row, prompt_tokens, max_tokens, ease)
         self._arrival.set()
@@ -259,6 +264,8 @@ class Engine:
         self._show_queue()
         self._lag.show(self._planned_seconds, self._busy_seconds)
         emitters = int(numbers[model.EMITTERS])
+        if self._k_max and self.options.request_metrics != "none":
+            self._record_acceptance(emitters)
         rows = step.emitted_rows[:emitters].tolist()
         tokens = step.emitted_tokens[:emitters].tolist()
         finished = step.is_finished[:emitters].tolist()
@@ -279,6 +286,15 @@ class Engine:
             request.on_output(count, "length" if is_finished else None)
         for last_at, requests in earlier.items():
             self.vllm.note_outputs(now - last_at, requests=requests)
+
+    def _record_acceptance(self, emitters: int) -> None:
+        step = self._step
+        columns = (step.emitted_rows, step.emitted_drafted, step.emitted_accepted)
+        rows = zip(*(column[:emitters].tolist() for column in columns), strict=True)
+        for row, drafted, accepted in rows:
+            request = self._requests.get(row)
+            if request is not None and request.acceptance is not None:
+                request.acceptance.count(drafted, accepted)
 
     def _end(self, request: Request, reason: str) -> None:
         del self._requests[request.row]

@@ -11,11 +11,14 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
+
+Family = TypeVar("Family", Gauge, Counter)
 
 ENGINE_LABELS = ("model_name", "engine")
 _LATENCY = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
@@ -157,13 +160,11 @@ class VllmMetrics:
         return Counter(f"vllm:{name}", _help(), (*ENGINE_LABELS, *labels), registry=self._registry)
 
     def _split(
-        self, kind: type, families: Mapping[str, tuple[str, Sequence[str]]]
-    ) -> dict[tuple[str, str], Gauge | Counter]:
+        self, kind: type[Family], families: Mapping[str, tuple[str, Sequence[str]]]
+    ) -> dict[tuple[str, str], Family]:
         children = {}
         for name, (label, values) in families.items():
-            family = kind(
-                f"vllm:{name}", _help(), (*ENGINE_LABELS, label), registry=self._registry
-            )
+            family = kind(f"vllm:{name}", _help(), (*ENGINE_LABELS, label), registry=self._registry)
             for value in values:
                 children[name, value] = family.labels(*self._labels, value)
         return children

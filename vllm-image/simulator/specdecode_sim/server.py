@@ -21,6 +21,13 @@ from specdecode_sim import text
 from specdecode_sim.engine import Engine, EngineDeadError, Request
 
 DEFAULT_MAX_TOKENS = 16
+REQUEST_TIMES = (
+    "time_to_first_token_ms",
+    "generation_time_ms",
+    "queue_time_ms",
+    "mean_itl_ms",
+    "tokens_per_second",
+)
 MAX_BODY_BYTES = 16 * 1024 * 1024
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -208,9 +215,7 @@ class Server:
         )
 
     async def _stream(self, request: web.Request, answer: _Answer) -> web.StreamResponse:
-        response = web.StreamResponse(
-            headers={"Content-Type": "text/event-stream; charset=utf-8"}
-        )
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         response.enable_chunked_encoding()
         await response.prepare(request)
         try:
@@ -319,8 +324,21 @@ class _Answer:
             return b"data: " + json.dumps({"error": error}).encode() + b"\n\ndata: [DONE]\n\n"
         ending = b""
         if self._job.include_usage:
-            ending = _event(self._prefix, {"choices": [], "usage": self._usage()})
+            ending = _event(self._prefix, self._final_usage())
         return ending + b"data: [DONE]\n\n"
+
+    def _final_usage(self) -> dict[str, Any]:
+        fields: dict[str, Any] = {"choices": [], "usage": self._usage()}
+        if (record := self._request.acceptance) is not None:
+            fields["metrics"] = {"speculative_decoding": record.to_json()}
+        return fields
+
+    def _metrics(self) -> dict[str, Any] | None:
+        """Return an answer's own metrics: times are null, as by default in vLLM."""
+        record = self._request.acceptance
+        if record is None:
+            return None
+        return {**dict.fromkeys(REQUEST_TIMES), "speculative_decoding": record.to_json()}
 
     def _chunk(self) -> bytes:
         words = json.dumps(self._text(self._written, self._tokens - self._written))
@@ -361,7 +379,7 @@ class _Answer:
             choice["message"] = {"role": "assistant", "content": words}
         else:
             choice |= {"text": words, "prompt_logprobs": None, "prompt_token_ids": None}
-        return {"choices": [choice], "usage": self._usage(), "metrics": None}
+        return {"choices": [choice], "usage": self._usage(), "metrics": self._metrics()}
 
     def _usage(self) -> dict[str, int]:
         used = self._job.prompt.tokens
