@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from tests.demo.course import NAME, Course, Plan
-from tests.demo.view import Screen, draw_fault, draw_summary
+from tests.demo.view import Screen, draw_drain, draw_fault, draw_summary, judge_lag
 from tests.support.engine import ROOT
 from tests.support.simulator import Simulator
 from tests.support.stack import (
@@ -33,7 +33,7 @@ SIMULATED_PLAN = Plan(
     loads=(4, 16, 64, 256, 64, 16, 4),
     fixed=FIXED,
     rounds=2,
-    measure_seconds=2.0,
+    measure_seconds=1.5,
     pods=3,
     prompt_tokens=128,
     output_tokens=128,
@@ -77,6 +77,10 @@ def main() -> int:
         finally:
             course.report.write(BUILD / "demo.json")
         console.print(draw_summary(report), draw_fault(report))
+        if report.drain:
+            console.print(draw_drain(report))
+        if report.lag:
+            console.print(judge_lag(report))
         console.print(f"written to {_shown(BUILD / 'demo.json')}")
         if keep:
             _keep(console, stack)

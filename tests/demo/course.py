@@ -238,11 +238,12 @@ class Course:
                 self.report.engine_restarts = sum(self.watch.restarts.values())
             if self._plan.drain_requests:
                 self.drain()
+            self.report.lag |= self._stack.read_lag(NAME)
             with self._start_load() as self.loop:
                 self.fall()
                 for streams in sorted(set(self._plan.loads)):
                     self.report.off[streams] = self._measure_off(streams)
-            self.report.lag = self._stack.read_lag(NAME)
+            self.report.lag |= self._stack.read_lag(NAME)
         return self.report
 
     def start(self) -> None:
@@ -367,7 +368,7 @@ class Course:
         """Send one batch of long and short requests and watch it end, without new ones."""
         requests = self._plan.pods * self._plan.drain_requests
         self._tell(f"drain: {requests} requests at once, none after them")
-        lengths = Lengths("lognormal", 4 * self._plan.output_tokens, 0.8)
+        lengths = Lengths("lognormal", 2 * self._plan.output_tokens, 0.8)
         workload = Workload(Lengths("fixed", self._plan.prompt_tokens), lengths, seed=11)
         restarts = sum(self.watch.restarts.values())
         before = self._count_steps()

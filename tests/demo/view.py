@@ -16,6 +16,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from specdecode_sim.engine import LAG_LIMIT
 from tests.demo.course import Report
 
 LINES_KEPT = 12
@@ -148,6 +149,33 @@ def draw_summary(report: Report) -> Table:
         "*off: on the pod that the fall left behind; it needs a restart, so it is not interleaved."
     )
     return table
+
+
+def draw_drain(report: Report) -> Table:
+    """Draw how K moved while one batch of requests drained: most steps by batch."""
+    drain = report.drain
+    assert drain is not None
+    table = Table(
+        title=f"one batch of {drain.requests} requests drained in {drain.seconds:.0f} s, "
+        f"{drain.restarts} engine restarts"
+    )
+    buckets = sorted(drain.steps, reverse=True)
+    for batch in buckets:
+        table.add_column(f"batch ≤ {batch}", justify="right")
+    ks = [max(drain.steps[b], key=drain.steps[b].__getitem__) for b in buckets]
+    table.add_row(*(f"K={k}" for k in ks))
+    return table
+
+
+def judge_lag(report: Report) -> str:
+    """Say whether the simulated engines kept to their planned step times."""
+    worst = max(report.lag.values())
+    if worst > LAG_LIMIT:
+        return (
+            f"[bold red]INVALID: simulated engines lagged by {worst:.1%}[/bold red], more than "
+            f"{LAG_LIMIT:.0%}: this measured the machine. Run it on an idle one"
+        )
+    return f"simulated engines lagged by at most {worst:.1%} (limit {LAG_LIMIT:.0%})"
 
 
 def draw_fault(report: Report) -> Table:

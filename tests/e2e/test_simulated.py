@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from specdecode_sim import profile, virtual
 
 from specdecode_load import BackgroundLoop, Lengths, Workload, probe
+from specdecode_sim import profile, virtual
 from tests.support.engine import ROOT
 from tests.support.objects import PodWatch
 from tests.support.simulator import Simulator
@@ -181,8 +181,10 @@ def test_an_image_change_rolls_pod_by_pod_without_an_outage(stack: Stack) -> Non
         window = load.start_window()
         stack.objects.edit("rolled", {"engine": {"image": image.image}})
         wait_until(
-            lambda: {p["spec"]["containers"][0]["image"] for p in stack.objects.pods("rolled")}
-            == {image.image},
+            lambda: (
+                {p["spec"]["containers"][0]["image"] for p in stack.objects.pods("rolled")}
+                == {image.image}
+            ),
             what="all pods of the next image",
             seconds=300,
         )

@@ -32,7 +32,6 @@ class Engine:
     models: dict[str, ModelPair]
 
 
-
 def make_engine(*, with_plant: bool = False) -> Engine:
     """Return the engine, made first where needed (6 GB; progress on stderr).
 

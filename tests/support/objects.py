@@ -163,6 +163,8 @@ class PodWatch:
         for container in status.get("containerStatuses") or []:
             self.restarts[name] = container.get("restartCount", 0)
             state, last = container.get("state") or {}, container.get("lastState") or {}
-            if "terminated" in state or "terminated" in last:
+            ended = "terminated" in state or "terminated" in last
+            # A pod that is being deleted ends because it was asked to.
+            if ended and "deletionTimestamp" not in meta:
                 boot = self.restarts[name] - (1 if "running" in state else 0)
                 self.seen.setdefault((name, "terminated", boot), now)

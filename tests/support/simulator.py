@@ -13,7 +13,6 @@ import yaml
 COMMAND = Path(sys.executable).parent / "specdecode-sim"
 
 
-
 @dataclass(frozen=True)
 class Simulator:
     """How pods of the image behave.
