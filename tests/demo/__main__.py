@@ -1,7 +1,8 @@
 """`make demo`: from nothing to tuned engines, and to a safe fall, on one screen.
 
-The engines are simulated: three GPU-like pods, minutes. ENGINE=vllm is the proof on the real engine,
-on the CPU. KEEP=1 leaves everything up until Enter or Ctrl-C. The report is also written to .build/demo.json.
+The engines are simulated: three GPU-like pods, minutes. ENGINE=vllm is the proof on the real
+engine, on the CPU. KEEP=1 leaves everything up until Enter or Ctrl-C. The report is also written to
+.build/demo.json.
 """
 
 from __future__ import annotations

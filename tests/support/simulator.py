@@ -17,8 +17,8 @@ COMMAND = Path(sys.executable).parent / "specdecode-sim"
 class Simulator:
     """How pods of the image behave.
 
-    `scenario` is the content of a scenario file, `time_scale` how many times slower than the profile
-    everything runs, `speed` that of the GPUs (1 = as the profile).
+    `scenario` is the content of a scenario file, `time_scale` how many times slower than the
+    profile everything runs, `speed` that of the GPUs (1 = as the profile).
     """
 
     profile: str = "llama8b-a100"
