@@ -25,6 +25,11 @@ class ConfigRefusedError(ValueError):
     """A configuration that vLLM does not start with."""
 
 
+def refuse(reason: str) -> NoReturn:
+    """Refuse a configuration from here, where a traceback shows that it is one."""
+    raise ConfigRefusedError(reason)
+
+
 @dataclass(frozen=True)
 class Speculation:
     """The speculative configuration; `rows` is the start-up table, None where K is static."""

@@ -15,7 +15,6 @@ import os
 import random
 import signal
 import sys
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -234,9 +233,7 @@ def _raise(error: Exception) -> NoReturn:
 
 def refuse_configuration(error: Exception) -> None:
     """Log a refused configuration as an engine that failed to start."""
-    logger.error(
-        "EngineCore failed to start.\n%s", "".join(traceback.format_exception_only(error)).strip()
-    )
+    logger.error("EngineCore failed to start.", exc_info=error)
 
 
 def from_environment(environment: Mapping[str, str]) -> Scenario:

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import prometheus_client
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
@@ -64,6 +65,7 @@ def main() -> None:
     command, *rest = sys.argv[1:] or ["--help"]
     if command != "serve":
         sys.exit(f"usage: specdecode-sim serve MODEL [vLLM's options]\n\n{__doc__}")
+    prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # vLLM has none
     logging.basicConfig(format=LOG_FORMAT + "%(message)s", datefmt="%m-%d %H:%M:%S")
     logging.getLogger("vllm").setLevel(logging.INFO)
     termination.install()
@@ -71,7 +73,7 @@ def main() -> None:
         settings = Settings.read(os.environ)
         options = arguments.parse(rest, os.environ)
         if settings.scenario.refuse_configuration:
-            raise arguments.ConfigRefusedError(settings.scenario.refuse_configuration)
+            arguments.refuse(settings.scenario.refuse_configuration)
         speed = settings.speed * settings.scenario.speed_by_node.get(settings.node, 1.0)
         chosen = profile.load_profile(settings.profile).scaled(1.0 / speed)
     except (ValueError, LookupError) as error:
@@ -80,9 +82,7 @@ def main() -> None:
     sys.exit(asyncio.run(_serve(settings, options, chosen)))
 
 
-async def _serve(
-    settings: Settings, options: arguments.Options, chosen: profile.Profile
-) -> int:
+async def _serve(settings: Settings, options: arguments.Options, chosen: profile.Profile) -> int:
     registry = CollectorRegistry()
     _announce(settings, options, chosen)
     if settings.scenario.slow_start_seconds:
@@ -120,9 +120,7 @@ async def _serve(
     return code
 
 
-def _announce(
-    settings: Settings, options: arguments.Options, chosen: profile.Profile
-) -> None:
+def _announce(settings: Settings, options: arguments.Options, chosen: profile.Profile) -> None:
     logger.info(
         "specdecode-sim %s as vLLM %s: profile %s, time scale %g, %s",
         __version__,
