@@ -28,29 +28,58 @@ REQUEST_TIMES = (
     "mean_itl_ms",
     "tokens_per_second",
 )
+ERROR_KINDS = {400: "BadRequestError", 401: "Unauthorized", 404: "NotFoundError"}
+SCHEMA_ERROR = "Bad Request"
+# What a simulated engine never has: vLLM's members of these names are there, and null.
+NO_PARAMETERS = dict.fromkeys(("kv_transfer_params", "ec_transfer_params"))
+NO_PROMPT = dict.fromkeys(("prompt_logprobs", "prompt_token_ids"))
+NO_MESSAGE = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))
+NO_DETAILS = dict.fromkeys(("prompt_tokens_details", "completion_tokens_details"))
+PERMISSION = {
+    "object": "model_permission",
+    "allow_create_engine": False,
+    "allow_sampling": True,
+    "allow_logprobs": True,
+    "allow_search_indices": False,
+    "allow_view": True,
+    "allow_fine_tuning": False,
+    "organization": "*",
+    "group": None,
+    "is_blocking": False,
+}
 MAX_BODY_BYTES = 16 * 1024 * 1024
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class BadRequest(Exception):
-    """A request that vLLM answers with an error; `status` is HTTP's."""
+    """A request that vLLM answers with an error; `status` is HTTP's.
 
-    def __init__(self, message: str, *, param: str | None = None, status: int = 400) -> None:
+    `kind` is vLLM's word for it; what its schema refuses is a plain "Bad Request".
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        status: int = 400,
+        kind: str | None = None,
+    ) -> None:
         super().__init__(message)
         self.param = param
         self.status = status
+        self.kind = kind or ERROR_KINDS.get(status, "InternalServerError")
 
     def to_response(self) -> web.Response:
         """Return vLLM's error body."""
-        kinds = {400: "BadRequestError", 401: "Unauthorized", 404: "NotFoundError"}
         error = {
             "message": str(self),
-            "type": kinds.get(self.status, "InternalServerError"),
+            "type": self.kind,
             "param": self.param,
             "code": self.status,
         }
-        return web.json_response({"error": error}, status=self.status)
+        return _json({"error": error}, status=self.status)
 
 
 @dataclass(frozen=True)
@@ -73,16 +102,19 @@ class Server:
         self._registry = registry
         self._version = version
         self._created = int(time.time())
+        self._permission = f"modelperm-{uuid.uuid4().hex[:16]}"
+        self._fingerprint = f"vllm-{version}-simulated"
         self.open_requests = 0
         self.is_draining = False
 
     def build_app(self) -> web.Application:
         """Build the application."""
         app = web.Application(middlewares=[self._observe], client_max_size=MAX_BODY_BYTES)
-        app.router.add_get("/health", self._health)
-        app.router.add_get("/version", self._show_version)
-        app.router.add_get("/metrics", self._metrics)
-        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/health", self._health, allow_head=False)
+        app.router.add_get("/ping", self._health, allow_head=False)
+        app.router.add_get("/version", self._show_version, allow_head=False)
+        app.router.add_get("/metrics", self._metrics, allow_head=False)
+        app.router.add_get("/v1/models", self._models, allow_head=False)
         app.router.add_post("/v1/completions", self._completions)
         app.router.add_post("/v1/chat/completions", self._chat)
         return app
@@ -90,7 +122,8 @@ class Server:
     @web.middleware
     async def _observe(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         began = time.monotonic()
-        counted = request.path.startswith("/v1/")
+        is_known = request.match_info.route.resource is not None
+        counted = request.path.startswith("/v1/") or not is_known
         try:
             if counted:
                 self._authorize(request)
@@ -98,11 +131,11 @@ class Server:
         except BadRequest as error:
             response = error.to_response()
         except web.HTTPException as error:
-            response = web.json_response({"detail": error.reason}, status=error.status)
-        if counted and request.match_info.route.resource is not None:
+            response = _json({"detail": error.reason}, status=error.status)
+        if counted:
             self._engine.vllm.count_http(
                 method=request.method,
-                handler=request.path,
+                handler=request.path if is_known else "none",
                 status=response.status,
                 seconds=time.monotonic() - began,
                 sizes=(request.content_length or 0, response.content_length or 0),
@@ -118,7 +151,7 @@ class Server:
         return web.Response(status=503 if self._engine.is_dead else 200)
 
     async def _show_version(self, _: web.Request) -> web.Response:
-        return web.json_response({"version": self._version})
+        return _json({"version": self._version})
 
     async def _metrics(self, _: web.Request) -> web.Response:
         body = generate_latest(self._registry)
@@ -134,9 +167,11 @@ class Server:
             "root": options.model,
             "parent": None,
             "max_model_len": options.max_model_tokens,
-            "permission": [],
+            "permission": [
+                {"id": self._permission, "created": self._created, **PERMISSION},
+            ],
         }
-        return web.json_response({"object": "list", "data": [model]})
+        return _json({"object": "list", "data": [model]})
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         body = await self._read_body(request)
@@ -149,8 +184,11 @@ class Server:
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = await self._read_body(request)
         messages = body.get("messages")
+        if not isinstance(messages, list):
+            problem = "Field required" if messages is None else "Input should be a valid list"
+            raise _schema_error("body.messages", problem)
         try:
-            prompt = text.read_messages(messages if isinstance(messages, list) else [])
+            prompt = text.read_messages(messages)
         except ValueError as error:
             raise BadRequest(str(error), param="messages") from error
         return await self._serve(request, body, prompt, is_chat=True)
@@ -159,9 +197,14 @@ class Server:
         try:
             body = json.loads(await request.read())
         except ValueError as error:
-            raise BadRequest(f"JSON decode error: {error}", param="body") from error
+            position = getattr(error, "pos", 0)
+            raise BadRequest(
+                f"1 validation error:\n  JSON decode error: {error}",
+                param=f"body.{position}",
+                kind=SCHEMA_ERROR,
+            ) from error
         if not isinstance(body, dict):
-            raise BadRequest("the body must be a JSON object", param="body")
+            raise _schema_error("body", "Input should be a valid dictionary")
         name = self._engine.options.served_name
         if body.get("model", name) != name:
             raise BadRequest(
@@ -177,7 +220,7 @@ class Server:
         job = self._read_job(body, prompt, is_chat=is_chat)
         self.open_requests += 1
         try:
-            answer = _Answer(self._engine, job)
+            answer = _Answer(self._engine, job, fingerprint=self._fingerprint)
             return await (self._stream(request, answer) if job.stream else answer.whole())
         except EngineDeadError:
             raise BadRequest(
@@ -199,12 +242,14 @@ class Server:
                 f"(parameter=input_tokens, value={prompt.tokens})",
                 param="input_tokens",
             )
-        wanted = body.get("max_completion_tokens") or body.get("max_tokens")
-        if wanted is None:
-            wanted = limit if is_chat else DEFAULT_MAX_TOKENS
-        if not isinstance(wanted, int) or isinstance(wanted, bool) or wanted < 1:
-            raise BadRequest(f"max_tokens must be at least 1, got {wanted}.", param="max_tokens")
         options = body.get("stream_options") or {}
+        wanted = _read_max_tokens(body, default=limit if is_chat else DEFAULT_MAX_TOKENS)
+        if wanted > limit:
+            raise BadRequest(
+                f"max_tokens={wanted} cannot be greater than max_model_len={limit}. Please request "
+                f"fewer output tokens. (parameter=max_tokens, value={wanted})",
+                param="max_tokens",
+            )
         return Job(
             is_chat=is_chat,
             prompt=prompt,
@@ -233,9 +278,10 @@ class Server:
 class _Answer:
     """One completion on its way: engine outputs in, text out."""
 
-    def __init__(self, engine: Engine, job: Job) -> None:
+    def __init__(self, engine: Engine, job: Job, *, fingerprint: str) -> None:
         self._engine = engine
         self._job = job
+        self._fingerprint = fingerprint
         kind = "chatcmpl" if job.is_chat else "cmpl"
         self._head = {
             "id": f"{kind}-{uuid.uuid4().hex[:16]}",
@@ -298,7 +344,7 @@ class _Answer:
             self.abort()
         if self._reason == "error":
             raise EngineDeadError
-        return web.json_response({**self._head, **self._body()})
+        return _json({**self._head, **self._body()})
 
     async def first(self) -> bytes:
         """Wait for the first tokens and return what a stream starts with."""
@@ -306,7 +352,9 @@ class _Answer:
         opening = b""
         if self._job.is_chat:
             choice = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None}
-            opening = _event(self._prefix, {"choices": [{**choice, "finish_reason": None}]})
+            choices = [{**choice, "finish_reason": None}]
+            prompt = dict.fromkeys(("prompt_token_ids", "prompt_text"))
+            opening = _event(self._prefix, {"choices": choices, **prompt})
         return opening if self._reason == "error" else opening + self._chunk()
 
     async def stream_to(self, transport: asyncio.Transport) -> None:
@@ -328,7 +376,11 @@ class _Answer:
         return ending + b"data: [DONE]\n\n"
 
     def _final_usage(self) -> dict[str, Any]:
-        fields: dict[str, Any] = {"choices": [], "usage": self._usage()}
+        fields: dict[str, Any] = {
+            "choices": [],
+            "usage": self._usage(),
+            "system_fingerprint": self._fingerprint,
+        }
         if (record := self._request.acceptance) is not None:
             fields["metrics"] = {"speculative_decoding": record.to_json()}
         return fields
@@ -343,19 +395,27 @@ class _Answer:
     def _chunk(self) -> bytes:
         words = json.dumps(self._text(self._written, self._tokens - self._written))
         self._written = self._tokens
-        reason = "null" if self._reason in (None, "error") else f'"{self._reason}"'
-        content = f'"delta":{{"content":{words}}}' if self._job.is_chat else f'"text":{words}'
-        usage = ""
-        if self._job.continuous_usage:
-            used, written = self._job.prompt.tokens, self._tokens
-            usage = (
-                f',"usage":{{"prompt_tokens":{used},"total_tokens":{used + written},'
-                f'"completion_tokens":{written}}}'
-            )
+        is_last = self._reason not in (None, "error")
+        reason = f'"{self._reason}"' if is_last else "null"
+        if self._job.is_chat:
+            stop = '"stop_reason":null,' if is_last else ""
+            content, tail = f'"delta":{{"content":{words}}}', f'{stop}"token_ids":null'
+        else:
+            tail = '"stop_reason":null,"prompt_token_ids":null,"token_ids":null'
+            content = f'"text":{words}'
         return (
             f'data: {self._prefix},"choices":[{{"index":0,{content},"logprobs":null,'
-            f'"finish_reason":{reason},"stop_reason":null,"token_ids":null}}]{usage}}}\n\n'
+            f'"finish_reason":{reason},{tail}}}]{self._chunk_ending(is_last)}}}\n\n'
         ).encode()
+
+    def _chunk_ending(self, is_last: bool) -> str:
+        """Return the members behind a chunk's choices, most often none."""
+        job, ending = self._job, ""
+        if job.continuous_usage:
+            ending = f',"usage":{json.dumps(self._usage(), separators=(",", ":"))}'
+        if is_last and not job.include_usage:
+            ending += f',"system_fingerprint":"{self._fingerprint}"'
+        return ending
 
     def _text(self, first: int, count: int) -> str:
         seed, broken = self._job.prompt.seed, self._corrupted_from
@@ -374,12 +434,21 @@ class _Answer:
             "finish_reason": self._reason,
             "stop_reason": None,
             "token_ids": None,
+            "routed_experts": None,
+        }
+        body: dict[str, Any] = {
+            "choices": [choice],
+            "service_tier": None,
+            "system_fingerprint": self._fingerprint,
+            "usage": {**self._usage(), **NO_DETAILS},
+            **NO_PARAMETERS,
+            "metrics": self._metrics(),
         }
         if self._job.is_chat:
-            choice["message"] = {"role": "assistant", "content": words}
-        else:
-            choice |= {"text": words, "prompt_logprobs": None, "prompt_token_ids": None}
-        return {"choices": [choice], "usage": self._usage(), "metrics": self._metrics()}
+            choice["message"] = {"role": "assistant", "content": words, **NO_MESSAGE}
+            return {**body, **NO_PROMPT, "prompt_text": None}
+        choice |= {"text": words, **NO_PROMPT}
+        return body
 
     def _usage(self) -> dict[str, int]:
         used = self._job.prompt.tokens
@@ -393,3 +462,31 @@ class _Answer:
 def _event(prefix: str, fields: dict[str, Any]) -> bytes:
     rest = json.dumps(fields, separators=(",", ":"))[1:]
     return f"data: {prefix},{rest}\n\n".encode()
+
+
+def _json(value: dict[str, Any], *, status: int = 200) -> web.Response:
+    """Answer in JSON as vLLM does, without a charset."""
+    body = json.dumps(value, separators=(",", ":")).encode()
+    return web.Response(body=body, status=status, content_type="application/json")
+
+
+def _schema_error(place: str, problem: str) -> BadRequest:
+    message = f"1 validation error:\n  {{'loc': '{place}', 'msg': '{problem}'}}"
+    return BadRequest(message, param=place, kind=SCHEMA_ERROR)
+
+
+def _read_max_tokens(body: dict[str, Any], *, default: int) -> int:
+    """Read how many tokens are wanted at most; raises BadRequest."""
+    wanted = body.get("max_completion_tokens", body.get("max_tokens"))
+    if wanted is None:
+        return default
+    try:
+        tokens = int(wanted)
+    except (TypeError, ValueError):
+        raise _schema_error("body.max_tokens", "Input should be a valid integer") from None
+    if tokens < 1:
+        raise BadRequest(
+            f"max_tokens must be at least 1, got {tokens}. (parameter=max_tokens, value={tokens})",
+            param="max_tokens",
+        )
+    return tokens
