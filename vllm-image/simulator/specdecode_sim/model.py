@@ -2,9 +2,9 @@
 
 `advance` computes one step; it is compiled, so that a step costs microseconds in virtual time and
 leaves the cores to the server in real time. It follows vLLM's V1 scheduler: running requests first,
-then waiting ones in order of arrival, one token budget for prefill chunks and decodes, preemption of
-the latest when KV blocks run out, K by the number of requests in the step. What is not followed:
-prefix caching, encoders, structured output.
+then waiting ones in order of arrival, one token budget for prefill chunks and decodes, preemption
+of the latest when KV blocks run out, K by the number of requests in the step. What is not
+followed: prefix caching, encoders, structured output.
 
 Requests live in a table of fixed size, one row each, so that nothing is allocated per step.
 """
@@ -25,6 +25,7 @@ Floats = NDArray[np.float64]
 
 BLOCK_TOKENS = 16  # vLLM's KV block on CUDA
 NO_SPECULATION = -1  # K of an engine that was started without speculation
+_IDLE = NO_SPECULATION - 1  # in place of K_BEFORE: no step before this one
 
 # Rows of State.counts.
 RUNNING, WAITING_FIRST, WAITING, BLOCKS_USED, K_BEFORE, ARM_BEFORE, PREEMPTIONS, COUNTS = range(8)
@@ -102,6 +103,7 @@ class Step(NamedTuple):
 def build_state(limits: Limits, *, capacity: int) -> State:
     """Make an idle engine for at most `capacity` requests, waiting ones among them."""
     counts = np.zeros(COUNTS, dtype=np.int64)
+    counts[K_BEFORE] = _IDLE
     by_request = [np.zeros(capacity, dtype=np.int64) for _ in range(8)]
     return State(
         counts,
@@ -205,9 +207,10 @@ def advance(
         batch += state.scheduled[state.running[i]] > 0
     if batch == 0:
         return
-    if limits.adaptive:
-        _trim_drafts(state, cost, survival, step)
     k_next = lookup[min(batch, lookup.size - 1)]
+    _count_drafts(state, numbers)
+    if limits.adaptive:
+        _trim_drafts(state, cost, survival, step, costs.draft_milliseconds(cost, batch, k_next))
     decode_tokens = 0
     emitters = 0
     for i in range(state.counts[RUNNING]):
@@ -217,8 +220,7 @@ def advance(
             continue
         known = state.prompt[row] + state.generated[row]
         numbers[CONTEXT_TOKENS] += known
-        is_prefill = state.computed[row] < state.prompt[row] or known - state.computed[row] > 1
-        if is_prefill:
+        if not _is_decode(state.prompt[row], known, state.computed[row]):
             numbers[PREFILL_TOKENS] += tokens
             state.computed[row] += tokens
             if state.computed[row] < known:
@@ -228,18 +230,25 @@ def advance(
             drafted = tokens - 1
             decode_tokens += tokens
             own = ease * state.ease[row] * _context_ease(conditions, known)
-            accepted = _verify(survival[state.group[row]], own, drafted, chance, step)
+            accepted = 0
+            if drafted > 0:
+                draw = chance.random()
+                if own != 1.0:
+                    draw = draw**own if own > 0.0 else 1.0
+                group = state.group[row]
+                while accepted < drafted and survival[group, accepted] > draw:
+                    accepted += 1
+                _count_positions(step.at_risk, step.accepted, drafted, accepted)
+                numbers[ACCEPTED_TOKENS] += accepted
             state.computed[row] += 1 + accepted
             emitted = 1 + accepted
-        left = min(
-            state.output[row] - state.generated[row], limits.max_model_tokens - known
-        )
+        left = min(state.output[row] - state.generated[row], limits.max_model_tokens - known)
         emitted = min(emitted, left)
         state.generated[row] += emitted
         state.computed[row] = min(state.computed[row], state.prompt[row] + state.generated[row] - 1)
-        # vLLM gives no draft where all of it could not be emitted any more.
+        # No draft is longer than what its request may still emit beside the bonus token.
         state.draft[row] = min(max(k_next, 0), max(left - emitted - 1, 0))
-        state.group[row] = chance.integers(0, survival.shape[0])
+        state.group[row] = int(chance.random() * survival.shape[0])
         step.emitted_rows[emitters] = row
         step.emitted_tokens[emitters] = emitted
         step.emitted_drafted[emitters] = drafted
@@ -256,16 +265,14 @@ def advance(
     numbers[SECONDS] *= _noise(state, conditions, numbers[SECONDS], chance)
     numbers[BATCH] = batch
     numbers[EMITTERS] = emitters
-    was_idle = state.counts[K_BEFORE] < NO_SPECULATION
+    was_idle = state.counts[K_BEFORE] == _IDLE
     numbers[K] = max(k_next if was_idle else state.counts[K_BEFORE], 0)
     numbers[ARM] = arm if was_idle else state.counts[ARM_BEFORE]
     state.counts[K_BEFORE] = k_next
     state.counts[ARM_BEFORE] = arm
-    for i in range(emitters):
-        if step.is_finished[i]:
-            _finish(state, step.emitted_rows[i])
+    _remove_finished(state, step, emitters)
     if not is_busy(state):
-        state.counts[K_BEFORE] = NO_SPECULATION - 1
+        state.counts[K_BEFORE] = _IDLE
 
 
 @njit(cache=True)
@@ -281,7 +288,8 @@ def _schedule(state: State, limits: Limits) -> None:
             wanted += state.draft[row]
         tokens = min(wanted, budget)
         tokens = min(tokens, max(1, limits.max_model_tokens - 1 - state.computed[row]))
-        while not _take_blocks(state, limits, row, tokens):
+        has_room = state.computed[row] + tokens <= state.blocks[row] * BLOCK_TOKENS
+        while not has_room and not _take_blocks(state, limits, row, tokens):
             last = state.running[state.counts[RUNNING] - 1]
             _preempt(state)
             has_preempted = True
@@ -302,7 +310,7 @@ def _schedule(state: State, limits: Limits) -> None:
         row = state.waiting[state.counts[WAITING_FIRST]]
         known = state.prompt[row] + state.generated[row]
         free = limits.kv_blocks - state.counts[BLOCKS_USED]
-        if (known + BLOCK_TOKENS) // BLOCK_TOKENS > free:
+        if (known + BLOCK_TOKENS - 1) // BLOCK_TOKENS > free:
             return  # vLLM admits a request only when its whole input fits
         tokens = min(known, budget)
         _take_blocks(state, limits, row, tokens)
@@ -342,12 +350,19 @@ def _preempt(state: State) -> None:
 
 
 @njit(cache=True)
-def _finish(state: State, row: int) -> None:
+def _remove_finished(state: State, step: Step, emitters: int) -> None:
+    """Take out the requests that ended; emitters come in the order of the running ones."""
+    kept = emitter = 0
     for i in range(state.counts[RUNNING]):
-        if state.running[i] == row:
-            _remove_running(state, i)
-            break
-    _free_blocks(state, row)
+        row = state.running[i]
+        if emitter < emitters and step.emitted_rows[emitter] == row:
+            emitter += 1
+            if step.is_finished[emitter - 1]:
+                _free_blocks(state, row)
+                continue
+        state.running[kept] = row
+        kept += 1
+    state.counts[RUNNING] = kept
 
 
 @njit(cache=True)
@@ -388,74 +403,93 @@ def _noise(
 
 
 @njit(cache=True)
-def _verify(
-    survival: Floats, ease: float, drafted: int, chance: np.random.Generator, step: Step
-) -> int:
-    """Draw how many draft tokens are accepted; count drafts at risk and accepted by position."""
-    if drafted <= 0:
-        return 0
-    step.numbers[DRAFTS] += 1
-    step.numbers[DRAFT_TOKENS] += drafted
-    draw = chance.random()
-    if ease != 1.0:
-        draw = draw**ease if ease > 0.0 else 1.0
-    accepted = 0
-    while accepted < drafted:
-        step.at_risk[accepted] += 1
-        if survival[accepted] <= draw:
-            break
-        step.accepted[accepted] += 1
-        accepted += 1
-    step.numbers[ACCEPTED_TOKENS] += accepted
-    return accepted
+def _count_positions(at_risk: Ints, hits: Ints, drafted: int, accepted: int) -> None:
+    """Count one draft: at risk at each position up to its first rejection, accepted before it."""
+    for position in range(accepted):
+        at_risk[position] += 1
+        hits[position] += 1
+    if accepted < drafted:
+        at_risk[accepted] += 1
+
+
+# Helpers of the inner loop take numbers and arrays: a State handed on costs its reference counts.
+@njit(cache=True)
+def _is_decode(prompt: int, known: int, computed: int) -> bool:
+    """Tell a decode, drafts or not, from a prefill chunk or a recompute."""
+    return computed >= prompt and known - computed == 1
 
 
 @njit(cache=True)
-def _trim_drafts(state: State, cost: costs.Cost, survival: Floats, step: Step) -> None:
+def _count_drafts(state: State, numbers: Floats) -> None:
+    """Count drafts as vLLM does: as scheduled, before adaptive verification leaves some out."""
+    for i in range(state.counts[RUNNING]):
+        row = state.running[i]
+        known = state.prompt[row] + state.generated[row]
+        if state.scheduled[row] < 2 or not _is_decode(
+            state.prompt[row], known, state.computed[row]
+        ):
+            continue
+        numbers[DRAFTS] += 1
+        numbers[DRAFT_TOKENS] += state.scheduled[row] - 1
+
+
+@njit(cache=True)
+def _trim_drafts(
+    state: State, cost: costs.Cost, survival: Floats, step: Step, drafting: float
+) -> None:
     """Adaptive verification: keep the draft tokens that pay for their time across the batch.
 
-    Tokens of all drafts are ranked by their chance to survive; tokens are added while goodput,
-    expected tokens over step time, rises by the best prefix. Groups share a chance, so a depth
+    Tokens of all drafts are ranked by their chance to survive; of all prefixes of that ranking the
+    one of best goodput, expected tokens over step time, is kept. `drafting` is the part of the step
+    time, in milliseconds, that verifying less does not save. Groups share a chance, so a depth
     per group says it all.
     """
     groups, positions = survival.shape
     members = np.zeros((groups, positions), dtype=np.int64)
-    base = 0
-    for i in range(state.counts[RUNNING]):
-        row = state.running[i]
-        if state.scheduled[row] == 0:
-            continue
-        known = state.prompt[row] + state.generated[row]
-        if known - state.computed[row] != 1:
-            continue
-        base += 1
-        for position in range(min(state.scheduled[row] - 1, positions)):
-            members[state.group[row], position] += 1
+    tokens = _count_members(state, members)
     step.depths[:] = 0
-    if base == 0:
+    if tokens == 0:
         return
     depths = np.zeros(groups, dtype=np.int64)
-    tokens, expected = base, float(base)
-    best = expected / costs.verify_milliseconds(cost, tokens)
+    expected = float(tokens)
+    best = expected / (costs.verify_milliseconds(cost, tokens) + drafting)
     while True:
         chosen, chosen_chance = -1, 0.0
         for group in range(groups):
             depth = depths[group]
-            if depth < positions and members[group, depth] > 0:
-                if survival[group, depth] > chosen_chance:
-                    chosen, chosen_chance = group, survival[group, depth]
+            if depth == positions or members[group, depth] == 0:
+                continue
+            if survival[group, depth] > chosen_chance:
+                chosen, chosen_chance = group, survival[group, depth]
         if chosen < 0:
             break
         added = members[chosen, depths[chosen]]
         tokens += added
         expected += added * chosen_chance
         depths[chosen] += 1
-        goodput = expected / costs.verify_milliseconds(cost, tokens)
+        goodput = expected / (costs.verify_milliseconds(cost, tokens) + drafting)
         if goodput > best:
             best = goodput
             step.depths[:] = depths
     for i in range(state.counts[RUNNING]):
         row = state.running[i]
         known = state.prompt[row] + state.generated[row]
-        if state.scheduled[row] > 0 and known - state.computed[row] == 1:
+        if state.scheduled[row] > 0 and _is_decode(state.prompt[row], known, state.computed[row]):
             state.scheduled[row] = min(state.scheduled[row], 1 + step.depths[state.group[row]])
+
+
+@njit(cache=True)
+def _count_members(state: State, members: Ints) -> int:
+    """Count draft tokens by group and position; return the decodes of the step."""
+    decodes = 0
+    for i in range(state.counts[RUNNING]):
+        row = state.running[i]
+        known = state.prompt[row] + state.generated[row]
+        if state.scheduled[row] == 0 or not _is_decode(
+            state.prompt[row], known, state.computed[row]
+        ):
+            continue
+        decodes += 1
+        for position in range(min(state.scheduled[row] - 1, members.shape[1])):
+            members[state.group[row], position] += 1
+    return decodes
