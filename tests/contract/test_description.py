@@ -15,7 +15,6 @@ from tests.image.running_engine import RunningServer
 WRITTEN: dict[str, Any] = json.loads(CONTRACT.read_text("utf-8"))
 # Families that only one side can have as they are, and why.
 EXCEPTIONS = {
-    "vllm:cache_config_info": "its labels are the real engine's cache settings, most of no use",
     "specdecode_sim_info": "the simulator says that it is one",
     "specdecode_sim_planned_seconds": "its lag",
     "specdecode_sim_busy_seconds": "its lag",

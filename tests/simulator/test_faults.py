@@ -1,4 +1,4 @@
-"""A simulated engine ends as the real one does, so that the operator's classifier knows the fault."""
+"""A simulated engine ends as the real one does: the classifier knows each fault."""
 
 from __future__ import annotations
 

@@ -126,12 +126,14 @@ class Engine:
         model.kv_usage(state, limits)
 
     def _cache_config(self) -> dict[str, str]:
+        tokens = self.profile.kv_tokens
         return {
+            **metrics.CACHE_CONFIG,
             "block_size": str(model.BLOCK_TOKENS),
+            "effective_attention_block_size": str(model.BLOCK_TOKENS),
             "num_gpu_blocks": str(self._limits.kv_blocks),
-            "kv_cache_size_tokens": str(self.profile.kv_tokens),
-            "enable_prefix_caching": "False",
-            "gpu_memory_utilization": "0.92",
+            "kv_cache_size_tokens": str(tokens),
+            "kv_cache_max_concurrency": str(tokens / self.options.max_model_tokens),
         }
 
     @property

@@ -64,6 +64,37 @@ SPLIT_COUNTERS = {
     ),
     "request_success": ("finished_reason", FINISH_REASONS),
 }
+# Labels of vllm:cache_config_info where they say nothing of a simulated engine.
+CACHE_CONFIG = {
+    "_block_size_resolved": "True",
+    "cache_dtype": "auto",
+    "enable_mamba_shared_prefix_checkpoint": "False",
+    "enable_prefix_caching": "False",
+    "gpu_memory_utilization": "0.92",
+    "is_attention_free": "False",
+    "kv_cache_dtype_skip_layers": "[]",
+    "kv_offloading_backend": "native",
+    "kv_sharing_fast_prefill": "False",
+    "mamba_cache_dtype": "auto",
+    "mamba_cache_mode": "none",
+    "mamba_ssm_cache_dtype": "auto",
+    "prefix_cache_retention_interval": "0",
+    "prefix_caching_hash_algo": "sha256",
+    "replayssm_buffer_len": "16",
+    "swa_bounded_replay": "True",
+    "use_kda_recoverssm": "False",
+    "use_replayssm": "False",
+    "user_specified_block_size": "False",
+    **dict.fromkeys(
+        (
+            *("cache_hit_alignment_tokens", "hash_block_size", "kv_cache_layout"),
+            *("kv_cache_memory_bytes", "kv_offloading_size", "mamba_block_size"),
+            *("mamba_page_size_padded", "num_cpu_blocks", "num_gpu_blocks_override"),
+            *("prefix_match_unit", "skip_page_size_padded", "sliding_window"),
+        ),
+        "None",
+    ),
+}
 HTTP_BUCKETS = (0.1, 0.5, 1)
 _HTTP_FINE = (0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5)
 HTTP_FINE_BUCKETS = (*_HTTP_FINE, 7.5, 10, 30, 60)
