@@ -17,6 +17,7 @@ from tests.image.running_engine import (
 )
 from tests.support.engine import make_engine
 from tests.support.simulated_server import SimulatedServer
+from tests.support.simulator import Simulator
 
 CONTRACT = Path(__file__).parents[1] / "data" / "engine_contract.json"
 REAL_VERSION = "0.32.0"
@@ -61,3 +62,11 @@ def _speculative_flag(draft: str) -> str:
         "num_speculative_tokens_per_batch_size": START_TABLE,
     }
     return f"--speculative-config={json.dumps(config)}"
+
+
+def build_command(kind: str, *flags: str) -> list[str]:
+    """Return the command line that starts a server of this kind with these flags alone."""
+    if kind == "real":
+        engine = make_engine(with_plant=True)
+        return [str(engine.entrypoint), str(engine.models["high"].target), *flags]
+    return [*Simulator().entrypoint(), "sim/model", *flags]
