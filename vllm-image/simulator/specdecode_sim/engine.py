@@ -8,6 +8,7 @@ time. A run whose lag is above LAG_LIMIT measured the machine and not the profil
 from __future__ import annotations
 
 import asyncio
+import collections
 import logging
 import time
 from collections.abc import Callable
@@ -43,6 +44,7 @@ class Request:
     max_tokens: int
     on_output: OnOutput
     arrived_at: float
+    after_step: int  # steps computed before it came: what they emitted was never its own
     started_at: float | None = None
     first_at: float | None = None
     last_at: float = 0.0
@@ -94,6 +96,8 @@ class Engine:
         self._chance = np.random.default_rng(seed)
         self._free_rows = list(range(MOST_REQUESTS - 1, -1, -1))
         self._requests: dict[int, Request] = {}
+        self._queued: collections.deque[Request] = collections.deque()  # not yet in any step
+        self._steps = 0
         self._arrival = asyncio.Event()
         self.vllm = metrics.VllmMetrics(
             registry,
@@ -163,7 +167,10 @@ class Engine:
         if not self._free_rows:
             raise OverflowError(f"{MOST_REQUESTS} requests run and wait")
         row = self._free_rows.pop()
-        request = Request(row, prompt_tokens, max_tokens, on_output, time.monotonic())
+        request = Request(
+            row, prompt_tokens, max_tokens, on_output, time.monotonic(), after_step=self._steps
+        )
+        self._queued.append(request)
         if self._k_max and self.options.request_metrics != "none":
             detailed = self.options.request_metrics == "detailed"
             request.acceptance = AcceptanceRecord(self._k_max, detailed)
@@ -197,6 +204,8 @@ class Engine:
             in_force = self._plugin.in_force if self._plugin else None
             lookup, arm = self._lookup(in_force)
             self._advance(self._state, lookup, arm=arm)
+            self._steps += 1
+            self._note_started(time.monotonic())
             seconds = float(self._step.numbers[model.SECONDS]) * self.time_scale
             self.faults.expose(self._situation(), seconds)
             planned += seconds
@@ -273,9 +282,9 @@ class Engine:
         finished = step.is_finished[:emitters].tolist()
         earlier: dict[float, int] = {}  # requests by the time of their last output
         for row, count, is_finished in zip(rows, tokens, finished, strict=True):
-            request = self._requests.get(row)
+            request = self._emitter(row)
             if request is None:
-                continue  # aborted while the step ran
+                continue
             request.output_tokens += count
             if request.first_at is None:
                 request.first_at = now
@@ -289,12 +298,30 @@ class Engine:
         for last_at, requests in earlier.items():
             self.vllm.note_outputs(now - last_at, requests=requests)
 
+    def _emitter(self, row: int) -> Request | None:
+        """Return whose row it was in the step; None where its client went away meanwhile.
+
+        The row may have been given to a new request since.
+        """
+        request = self._requests.get(row)
+        return request if request is not None and request.after_step < self._steps else None
+
+    def _note_started(self, now: float) -> None:
+        """Note which waiting requests the step took in; they come in their order of arrival."""
+        while self._queued:
+            request = self._queued[0]
+            is_there = self._requests.get(request.row) is request
+            if is_there and self._state.computed[request.row] == 0:
+                break
+            request.started_at = now
+            self._queued.popleft()
+
     def _record_acceptance(self, emitters: int) -> None:
         step = self._step
         columns = (step.emitted_rows, step.emitted_drafted, step.emitted_accepted)
         rows = zip(*(column[:emitters].tolist() for column in columns), strict=True)
         for row, drafted, accepted in rows:
-            request = self._requests.get(row)
+            request = self._emitter(row)
             if request is not None and request.acceptance is not None:
                 request.acceptance.count(drafted, accepted)
 
@@ -302,14 +329,15 @@ class Engine:
         del self._requests[request.row]
         self._free_rows.append(request.row)
         now = time.monotonic()
+        started = request.started_at if request.started_at is not None else now
         first = request.first_at if request.first_at is not None else now
         self.vllm.count_request(
             metrics.FinishedRequest(
                 prompt_tokens=request.prompt_tokens,
                 output_tokens=request.output_tokens,
                 max_tokens=request.max_tokens,
-                queue_seconds=0.0,
-                prefill_seconds=first - request.arrived_at,
+                queue_seconds=started - request.arrived_at,
+                prefill_seconds=first - started,
                 decode_seconds=max(0.0, request.last_at - first),
                 total_seconds=now - request.arrived_at,
                 preemptions=0,

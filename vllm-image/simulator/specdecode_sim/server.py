@@ -28,7 +28,7 @@ REQUEST_TIMES = (
     "mean_itl_ms",
     "tokens_per_second",
 )
-ERROR_KINDS = {400: "BadRequestError", 401: "Unauthorized", 404: "NotFoundError"}
+ERROR_KINDS = {400: "BadRequestError", 404: "NotFoundError"}
 SCHEMA_ERROR = "Bad Request"
 # What a simulated engine never has: vLLM's members of these names are there, and null.
 NO_PARAMETERS = dict.fromkeys(("kv_transfer_params", "ec_transfer_params"))
@@ -48,6 +48,7 @@ PERMISSION = {
     "is_blocking": False,
 }
 MAX_BODY_BYTES = 16 * 1024 * 1024
+UNAUTHORIZED = {"error": "Unauthorized"}
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -125,9 +126,8 @@ class Server:
         is_known = request.match_info.route.resource is not None
         counted = request.path.startswith("/v1/") or not is_known
         try:
-            if counted:
-                self._authorize(request)
-            response = await handler(request)
+            is_allowed = not request.path.startswith("/v1/") or self._is_authorized(request)
+            response = await handler(request) if is_allowed else _json(UNAUTHORIZED, status=401)
         except BadRequest as error:
             response = error.to_response()
         except web.HTTPException as error:
@@ -142,10 +142,9 @@ class Server:
             )
         return response
 
-    def _authorize(self, request: web.Request) -> None:
+    def _is_authorized(self, request: web.Request) -> bool:
         key = self._engine.options.api_key
-        if key and request.headers.get("Authorization") != f"Bearer {key}":
-            raise BadRequest("Unauthorized", status=401)
+        return not key or request.headers.get("Authorization") == f"Bearer {key}"
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response(status=503 if self._engine.is_dead else 200)
