@@ -104,14 +104,24 @@ def build_state(limits: Limits, *, capacity: int) -> State:
     """Make an idle engine for at most `capacity` requests, waiting ones among them."""
     counts = np.zeros(COUNTS, dtype=np.int64)
     counts[K_BEFORE] = _IDLE
-    by_request = [np.zeros(capacity, dtype=np.int64) for _ in range(8)]
+
+    def rows() -> Ints:
+        return np.zeros(capacity, dtype=np.int64)
+
     return State(
         counts,
-        *by_request,
+        prompt=rows(),
+        output=rows(),
+        computed=rows(),
+        generated=rows(),
+        draft=rows(),
+        group=rows(),
+        blocks=rows(),
+        scheduled=rows(),
         ease=np.ones(capacity),
         slow=np.zeros(1),
         running=np.zeros(limits.max_requests, dtype=np.int64),
-        waiting=np.zeros(capacity, dtype=np.int64),
+        waiting=rows(),
     )
 
 
@@ -262,7 +272,7 @@ def advance(
         )
         / 1000.0
     )
-    numbers[SECONDS] *= _noise(state, conditions, numbers[SECONDS], chance)
+    numbers[SECONDS] *= noise(state.slow, conditions, numbers[SECONDS], chance)
     numbers[BATCH] = batch
     numbers[EMITTERS] = emitters
     was_idle = state.counts[K_BEFORE] == _IDLE
@@ -387,16 +397,19 @@ def _context_ease(conditions: Conditions, context: int) -> float:
 
 
 @njit(cache=True)
-def _noise(
-    state: State, conditions: Conditions, seconds: float, chance: np.random.Generator
+def noise(
+    slow: Floats, conditions: Conditions, seconds: float, chance: np.random.Generator
 ) -> float:
-    """Return the factor of this step's noise: independent, times a slow Ornstein-Uhlenbeck one."""
+    """Return the factor of this step's noise: independent, times a slow Ornstein-Uhlenbeck one.
+
+    `slow` holds the slow one's logarithm from step to step.
+    """
     deviation = 0.0
     if conditions.slow_noise > 0.0:
         kept = math.exp(-seconds / conditions.slow_seconds)
         fresh = conditions.slow_noise * math.sqrt(1.0 - kept * kept)
-        state.slow[0] = state.slow[0] * kept + fresh * chance.standard_normal()
-        deviation += state.slow[0]
+        slow[0] = slow[0] * kept + fresh * chance.standard_normal()
+        deviation += slow[0]
     if conditions.step_noise > 0.0:
         deviation += conditions.step_noise * chance.standard_normal()
     return math.exp(deviation)

@@ -6,20 +6,34 @@ plugin's counters comes out as totals by cell. For benchmarks and for studies of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit
-from specdecode_vllm.table import batch_bucket, build_lookup, Row
+from numpy.typing import NDArray
 
 from specdecode_sim import cost as costs
 from specdecode_sim import model
 from specdecode_sim.profile import Profile
+from specdecode_vllm.table import Row, batch_bucket, build_lookup
 
 # Columns of a cell's totals.
 STEPS, SECONDS, TOKENS, REQUESTS, CONTEXT, COLUMNS = range(6)
+# Columns of a recorded step; drafts at risk by position and accepted by position follow.
+(
+    STEP_SECONDS,
+    STEP_BUCKET,
+    STEP_K,
+    STEP_MIXED,
+    STEP_TOKENS,
+    STEP_BATCH,
+    STEP_CONTEXT,
+    TAPE_COLUMNS,
+) = range(8)
+_NO_TAPE = np.zeros((0, 0), dtype=np.float32)
 
 
 class Lengths(NamedTuple):
@@ -29,6 +43,9 @@ class Lengths(NamedTuple):
     prompt_last: int = 128
     output_first: int = 128
     output_last: int = 128
+
+
+ALL_ALIKE = Lengths()
 
 
 @dataclass(frozen=True)
@@ -54,6 +71,18 @@ class Totals:
         return float(tokens / busy) if busy else 0.0
 
 
+def build_totals(*, max_requests: int, k_max: int) -> Totals:
+    """Make totals of nothing."""
+    buckets = batch_bucket(max_requests).bit_length()
+    return Totals(
+        cells=np.zeros((buckets, k_max + 1, COLUMNS)),
+        mixed=np.zeros((buckets, COLUMNS)),
+        at_risk=np.zeros(k_max, dtype=np.int64),
+        accepted=np.zeros(k_max, dtype=np.int64),
+        seconds=0.0,
+    )
+
+
 class VirtualEngine:
     """One engine whose time only passes in `run`."""
 
@@ -66,10 +95,16 @@ class VirtualEngine:
         adaptive: bool = False,
         speculation: bool = True,
         max_requests: int = 256,
-        lengths: Lengths = Lengths(),
+        lengths: Lengths = ALL_ALIKE,
         noise: bool = True,
         seed: int = 0,
     ) -> None:
+        longest = lengths.prompt_last + lengths.output_last
+        if longest > profile.kv_tokens:
+            raise ValueError(
+                f"a request of {longest} tokens never fits into {profile.kv_tokens} KV tokens: "
+                "give shorter lengths or a larger kv_tokens"
+            )
         self._cost = profile.build_cost(graphs=graphs)
         self._conditions = profile.build_conditions(noise=noise)
         self._survival = profile.build_survival(positions=k_max)
@@ -81,9 +116,7 @@ class VirtualEngine:
             adaptive=adaptive,
         )
         self._state = model.build_state(self._limits, capacity=4 * max_requests)
-        self._step = model.build_step(
-            self._limits, positions=k_max, groups=self._survival.shape[0]
-        )
+        self._step = model.build_step(self._limits, positions=k_max, groups=self._survival.shape[0])
         self._speculation = speculation
         self._lengths = lengths
         self._drift_per_hour = profile.acceptance.drift_per_hour
@@ -96,39 +129,59 @@ class VirtualEngine:
 
     def run(self, rows: Sequence[tuple[int, int, int]], *, streams: int, seconds: float) -> Totals:
         """Let `seconds` pass with so many streams under a table of (first, last, K) rows."""
-        if self._speculation:
-            table = [Row(*row) for row in rows]
-            lookup = np.array(build_lookup(table, max_batch=self._limits.max_requests))
-        else:
-            lookup = np.full(2, model.NO_SPECULATION, dtype=np.int64)
-        buckets = batch_bucket(self._limits.max_requests).bit_length()
-        cells = np.zeros((buckets, self._k_max + 1, COLUMNS))
-        mixed = np.zeros((buckets, COLUMNS))
-        at_risk = np.zeros(self._k_max, dtype=np.int64)
-        accepted = np.zeros(self._k_max, dtype=np.int64)
-        passed = _run(
-            self._state,
-            self._limits,
-            self._cost,
-            self._conditions,
-            self._survival,
-            lookup.astype(np.int64),
-            self._chance,
-            self._step,
-            self._lengths,
-            self._ease,
-            self._shares,
-            self._streams,
-            streams,
-            max(0.0, 1.0 - self._drift_per_hour * self.now_seconds / 3600.0),
-            seconds,
-            cells,
-            mixed,
-            at_risk,
-            accepted,
-        )
+        counted = build_totals(max_requests=self._limits.max_requests, k_max=self._k_max)
+        passed = self._run(rows, streams, seconds, _NO_TAPE, counted)
         self.now_seconds += passed
-        return Totals(cells, mixed, at_risk, accepted, passed)
+        return replace(counted, seconds=passed)
+
+    def record(
+        self, rows: Sequence[tuple[int, int, int]], *, streams: int, steps: int
+    ) -> NDArray[np.float32]:
+        """Let so many steps pass; returns a row for each, see the columns above."""
+        tape = np.zeros((steps, TAPE_COLUMNS + 2 * self._k_max), dtype=np.float32)
+        counted = build_totals(max_requests=self._limits.max_requests, k_max=self._k_max)
+        self.now_seconds += self._run(rows, streams, math.inf, tape, counted)
+        return tape
+
+    def _run(
+        self,
+        rows: Sequence[tuple[int, int, int]],
+        streams: int,
+        seconds: float,
+        tape: NDArray[np.float32],
+        counted: Totals,
+    ) -> float:
+        return float(
+            _run(
+                self._state,
+                self._limits,
+                self._cost,
+                self._conditions,
+                self._survival,
+                self._build_lookup(rows),
+                self._chance,
+                self._step,
+                self._lengths,
+                self._ease,
+                self._shares,
+                self._streams,
+                streams,
+                max(0.0, 1.0 - self._drift_per_hour * self.now_seconds / 3600.0),
+                seconds,
+                tape,
+                counted.cells,
+                counted.mixed,
+                counted.at_risk,
+                counted.accepted,
+            )
+        )
+
+    def _build_lookup(self, rows: Sequence[tuple[int, int, int]]) -> model.Ints:
+        if not self._speculation:
+            return np.full(2, model.NO_SPECULATION, dtype=np.int64)
+        table = [Row(*row) for row in rows]
+        lookup = build_lookup(table, max_batch=self._limits.max_requests)
+        return np.array(lookup, dtype=np.int64)
 
 
 @njit(cache=True)
@@ -148,16 +201,21 @@ def _run(
     streams: int,
     engine_ease: float,
     seconds: float,
+    tape: NDArray[np.float32],
     cells: model.Floats,
     mixed: model.Floats,
     at_risk: model.Ints,
     accepted: model.Ints,
 ) -> float:
-    """Run steps for so many seconds; `held` is the number of streams now, changed as they end."""
+    """Run steps for so many seconds, or until the tape is full if there is one.
+
+    `held` is the number of streams now, changed as they end.
+    """
     passed = 0.0
-    while passed < seconds:
+    recorded = 0
+    while passed < seconds and (recorded < tape.shape[0] or tape.shape[0] == 0):
         while held[0] < streams:
-            _submit(state, lengths, ease, shares, chance, _free_row(state))
+            _submit(state, lengths, ease, shares, chance, int(_free_row(state)))
             held[0] += 1
         model.advance(
             state, limits, cost, conditions, survival, lookup, 0, engine_ease, chance, step
@@ -177,14 +235,32 @@ def _run(
         for position in range(at_risk.size):
             at_risk[position] += step.at_risk[position]
             accepted[position] += step.accepted[position]
+        if tape.shape[0] > 0:
+            _note(tape[recorded], step, bucket, is_mixed)
+            recorded += 1
         for i in range(int(numbers[model.EMITTERS])):
             if not step.is_finished[i]:
                 continue
             if held[0] > streams:
                 held[0] -= 1
             else:
-                _submit(state, lengths, ease, shares, chance, step.emitted_rows[i])
+                _submit(state, lengths, ease, shares, chance, int(step.emitted_rows[i]))
     return passed
+
+
+@njit(cache=True)
+def _note(line: NDArray[np.float32], step: model.Step, bucket: int, is_mixed: bool) -> None:
+    numbers = step.numbers
+    line[STEP_SECONDS] = numbers[model.SECONDS]
+    line[STEP_BUCKET] = bucket
+    line[STEP_K] = numbers[model.K]
+    line[STEP_MIXED] = is_mixed
+    line[STEP_TOKENS] = numbers[model.TOKENS]
+    line[STEP_BATCH] = numbers[model.BATCH]
+    line[STEP_CONTEXT] = numbers[model.PREFILL_TOKENS if is_mixed else model.CONTEXT_TOKENS]
+    positions = (line.size - TAPE_COLUMNS) // 2
+    line[TAPE_COLUMNS : TAPE_COLUMNS + positions] = step.at_risk[:positions]
+    line[TAPE_COLUMNS + positions :] = step.accepted[:positions]
 
 
 @njit(cache=True)
@@ -202,7 +278,7 @@ def _submit(
         kind += 1
     prompt = chance.integers(lengths.prompt_first, lengths.prompt_last + 1)
     output = chance.integers(lengths.output_first, lengths.output_last + 1)
-    model.submit(state, row, prompt, output, ease[kind])
+    model.submit(state, row, int(prompt), int(output), float(ease[kind]))
 
 
 @njit(cache=True)
