@@ -242,6 +242,8 @@ class Server:
                 param="input_tokens",
             )
         options = body.get("stream_options") or {}
+        if not isinstance(options, dict):
+            raise _schema_error("body.stream_options", "Input should be a valid dictionary")
         wanted = _read_max_tokens(body, default=limit if is_chat else DEFAULT_MAX_TOKENS)
         if wanted > limit:
             raise BadRequest(
