@@ -1,7 +1,8 @@
 """GPU profiles: the parameters of one model on one GPU, each with the table it was fitted to.
 
-A profile is a YAML file in `profiles/`; times are in milliseconds, sizes in tokens. CUDA graph kinds
-differ in the launch time only: FULL replays a whole step, PIECEWISE launches attention by hand.
+A profile is a YAML file in `profiles/`; times are in milliseconds, sizes in tokens. CUDA graph
+kinds differ in the launch time only: FULL replays a whole step, PIECEWISE launches attention by
+hand. No published table has one engine under both kinds, so that difference is assumed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import numpy as np
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
-from specdecode_sim import acceptance, arguments, cost, model
+from specdecode_sim import arguments, cost
+from specdecode_sim.acceptance import Survival, build_survival
+from specdecode_sim.model import Conditions
 
 FOLDER = Path(__file__).parent / "profiles"
 NonNegative = Annotated[float, Field(ge=0)]
@@ -108,15 +111,15 @@ class Profile(_Part):
             **times,
         )
 
-    def build_survival(self, *, positions: int) -> acceptance.Survival:
+    def build_survival(self, *, positions: int) -> Survival:
         """Return survival by group and position; beyond the curve nothing survives."""
         curve = [*self.acceptance.curve, *[0.0] * positions][: max(1, positions)]
-        survival = acceptance.build_survival(curve, spread=self.acceptance.spread)
+        survival = build_survival(curve, spread=self.acceptance.spread)
         return np.ascontiguousarray(survival)
 
-    def build_conditions(self, *, noise: bool = True) -> model.Conditions:
+    def build_conditions(self, *, noise: bool = True) -> Conditions:
         """Return what makes steps and drafts differ from the plain profile."""
-        return model.Conditions(
+        return Conditions(
             context_per_doubling=self.acceptance.context_per_doubling,
             context_reference=self.acceptance.context_reference,
             step_noise=self.noise.step if noise else 0.0,
