@@ -391,6 +391,10 @@ class Course:
         )
         self._tell(f"  drained in {seconds:.0f} s; most steps by batch {shown}")
 
+    def _count_running(self) -> float:
+        samples = self._stack.scrape_engines(NAME)
+        return sum(s.value for s in samples if s.name == "vllm:num_requests_running")
+
     def _count_steps(self) -> dict[tuple[int, int], int]:
         """Sum the engines' decode-only steps by batch bucket and K."""
         counts: dict[tuple[int, int], int] = {}
@@ -458,6 +462,12 @@ class Course:
 
     def _measure_off(self, streams: int) -> float:
         self._hold(streams)
+        wait_until(
+            lambda: self._count_running() <= self._plan.pods * streams,
+            what="the streams too many ended",
+            seconds=120,
+            pause_seconds=0.5,
+        )
         figure = self._measure().tokens_per_second
         self._tell(f"  speculation off, {streams} streams: {figure:.0f} tok/s")
         return figure

@@ -194,6 +194,10 @@ class OutOfMemoryError(RuntimeError):
     """As PyTorch's error of this name."""
 
 
+# A traceback names the module too, and what is read from it should be what PyTorch would write.
+AcceleratorError.__module__ = OutOfMemoryError.__module__ = "torch"
+
+
 def end_engine(fault: Fault) -> None:
     """Write to log and termination message what vLLM writes when its engine dies of a fault.
 
