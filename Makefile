@@ -71,7 +71,7 @@ imports: setup
 
 .PHONY: unit
 unit: setup ## Unit and property tests: nothing else needed
-	$(PYTEST) -q tests -m "not integration and not e2e and not engine"
+	$(PYTEST) -q tests -m "not integration and not server and not e2e and not engine"
 
 .PHONY: crds
 crds: setup ## Generate crds/ from the models
@@ -84,7 +84,11 @@ verify-crds: setup
 # -------------------------------------------------------------------------------------- tests
 
 .PHONY: test
-test: check integration e2e ## Checks and tests on a real API server, Prometheus and engine
+test: check contract integration e2e ## Checks and tests on a real API server, Prometheus and engine
+
+.PHONY: contract
+contract: setup ## Simulated servers as processes: the contract with the real engine, each fault
+	$(PYTEST) -q tests -m "server and not e2e"
 
 .PHONY: integration
 integration: setup cluster prometheus ## Tests on the real API server and the real Prometheus
@@ -108,6 +112,14 @@ demo: setup cluster prometheus $(if $(filter vllm,$(ENGINE)),engine) ## The oper
 .PHONY: bench
 bench: setup cluster prometheus engine ## Measure what docs/benchmarks.md says
 	$(BIN)/python -m tests.bench
+
+.PHONY: bench-simulator
+bench-simulator: setup ## Measure the engine model in virtual time
+	$(BIN)/python -m tests.bench.simulator
+
+.PHONY: bench-prediction
+bench-prediction: setup engine ## Fit a profile to the real engine at three loads, predict a fourth
+	$(BIN)/python -m tests.bench.prediction
 
 .PHONY: cluster-up
 cluster-up: setup cluster ## Start a local cluster in .build/cluster (make cluster-down stops it)

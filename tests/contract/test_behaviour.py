@@ -25,7 +25,7 @@ DRAFT_TOKENS = "vllm:spec_decode_num_draft_tokens_total"
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
 ACCEPTED_BY_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 KINDS = [
-    "simulator",
+    pytest.param("simulator", marks=pytest.mark.server),
     pytest.param("real", marks=[pytest.mark.engine, pytest.mark.timeout(900)]),
 ]
 

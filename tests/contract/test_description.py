@@ -25,7 +25,7 @@ Described = dict[str, dict[str, Any]]
 @pytest.fixture(
     scope="module",
     params=[
-        "simulator",
+        pytest.param("simulator", marks=pytest.mark.server),
         pytest.param("real", marks=[pytest.mark.engine, pytest.mark.timeout(900)]),
     ],
 )

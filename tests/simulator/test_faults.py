@@ -22,6 +22,8 @@ from tests.support.builders import build_spec
 from tests.support.simulated_server import SimulatedServer
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.server
+
 MEMORY = "illegal-memory-access"
 CRASH_PUBLIC: Mapping[str, Any] = {
     "kind": MEMORY,
