@@ -333,3 +333,53 @@ def test_slow_noise_has_its_size_and_its_time_constant() -> None:
     kept = np.corrcoef(logs[:-1], logs[1:])[0, 1]
     assert logs.std() == pytest.approx(0.05, rel=0.1)
     assert kept == pytest.approx(np.exp(-plain / 100), abs=0.02)
+
+
+def test_a_preempted_request_waits_a_step_and_then_goes_first() -> None:
+    engine = Bench(build_limits(kv_blocks=5, max_requests=2), curve=(0.0,) * 7)
+    engine.submit(0, prompt=20, output=60)
+    engine.submit(1, prompt=21, output=60)
+    engine.submit(2, prompt=1, output=5)
+    while engine.preemptions == 0:
+        numbers = engine.advance(7)
+    # Its drafts had taken a block ahead: with that given back it would fit at once.
+    assert (engine.running, numbers[model.PREFILL_TOKENS]) == ([0], 0)
+    engine.advance(7)
+    assert engine.running == [0, 1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    requests=st.integers(1, 40),
+    token=st.floats(0.0, 1.0),
+    draft_pass=st.floats(0.0, 5.0),
+    captured=st.integers(1, 200),
+    spread=st.floats(0.0, 2.0),
+    seed=st.integers(0, 1000),
+)
+def test_adaptive_verification_keeps_the_drafts_of_best_goodput(
+    requests: int, token: float, draft_pass: float, captured: int, spread: float, seed: int
+) -> None:
+    costs = COST._replace(
+        token=token, draft_pass=draft_pass, captured_tokens=captured, uncaptured=5.0
+    )
+    engine = Bench(build_limits(adaptive=True), spread=spread, costs=costs, seed=seed)
+    for row in range(requests):
+        engine.submit(row, output=100)
+    engine.advance(7)
+    chances = engine.survival[engine.state.group[:requests]]
+    drafting = cost.draft_milliseconds(costs, requests, 7)
+
+    def predict(kept: np.ndarray) -> float:
+        tokens = requests + int(kept.sum())
+        return (requests + chances[kept].sum()) / (
+            cost.verify_milliseconds(costs, tokens) + drafting
+        )
+
+    engine.advance(7)
+    depths = np.zeros(requests, dtype=int)
+    depths[engine.step.emitted_rows[:requests]] = engine.step.emitted_drafted[:requests]
+    kept = np.arange(7) < depths[:, None]
+    # Every way to keep the likeliest tokens, none of them and all of them included.
+    best = max(predict(chances >= least) for least in [2.0, *np.unique(chances)])
+    assert predict(kept) >= best * (1 - 1e-9)
