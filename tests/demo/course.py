@@ -53,9 +53,12 @@ class Plan:
     converge_seconds: float = 240.0
     pods: int = 1
     prompt_tokens: int = 32
-    output_tokens: int = 64
+    # A word of specdecode_load.Lengths. Equal lengths would march in step, all prefilled at once.
+    output_tokens: str = "64"
+    off_settle_seconds: float = 0.5
     # Requests a pod of one batch that drains, as a rollout of reinforcement learning does; 0: none.
     drain_requests: int = 0
+    drain_tokens: str = "lognormal:256:0.8"
     fault_streams: int = 8
     # How the illegal memory access is provoked: a planted file, or adaptive verification asked
     # for, which the scenario of the simulated engines does not survive.
@@ -184,7 +187,7 @@ class Report:
             "errors": self.errors,
             "engineRestarts": self.engine_restarts,
             **({"drain": self.drain.to_json()} if self.drain else {}),
-            **({"lag": {pod: round(v, 4) for pod, v in self.lag.items()}} if self.lag else {}),
+            **({"lag": {phase: round(v, 4) for phase, v in self.lag.items()}} if self.lag else {}),
         }
 
     def write(self, path: Path) -> None:
@@ -238,13 +241,24 @@ class Course:
                 self.report.engine_restarts = sum(self.watch.restarts.values())
             if self._plan.drain_requests:
                 self.drain()
-            self.report.lag |= self._stack.read_lag(NAME)
+            self._note_lag("loads", {})
             with self._start_load() as self.loop:
                 self.fall()
+                before = self._stack.read_step_seconds(NAME)
                 for streams in sorted(set(self._plan.loads)):
                     self.report.off[streams] = self._measure_off(streams)
-            self.report.lag |= self._stack.read_lag(NAME)
+            self._note_lag("off", before)
         return self.report
+
+    def _note_lag(self, phase: str, before: dict[str, tuple[float, float]]) -> None:
+        """Note the worst lag of simulated engines since `before`: busy over planned time, less 1."""
+        lags = []
+        for pod, (planned, busy) in self._stack.read_step_seconds(NAME).items():
+            planned_before, busy_before = before.get(pod, (0.0, 0.0))
+            if planned > planned_before:
+                lags.append((busy - busy_before) / (planned - planned_before) - 1)
+        if lags:
+            self.report.lag[phase] = max(lags)
 
     def start(self) -> None:
         """Apply the object and wait until its engine serves."""
@@ -265,7 +279,7 @@ class Course:
         target = asyncio.run(probe(url))
         workload = Workload(
             prompt=Lengths("fixed", self._plan.prompt_tokens),
-            output=Lengths("fixed", self._plan.output_tokens),
+            output=Lengths.parse(self._plan.output_tokens),
             seed=7,
         )
         return BackgroundLoop(target, workload, streams=self._plan.pods * self._plan.loads[0])
@@ -368,7 +382,7 @@ class Course:
         """Send one batch of long and short requests and watch it end, without new ones."""
         requests = self._plan.pods * self._plan.drain_requests
         self._tell(f"drain: {requests} requests at once, none after them")
-        lengths = Lengths("lognormal", 2 * self._plan.output_tokens, 0.8)
+        lengths = Lengths.parse(self._plan.drain_tokens)
         workload = Workload(Lengths("fixed", self._plan.prompt_tokens), lengths, seed=11)
         restarts = sum(self.watch.restarts.values())
         before = self._count_steps()
@@ -468,6 +482,7 @@ class Course:
             seconds=120,
             pause_seconds=0.5,
         )
+        time.sleep(self._plan.off_settle_seconds)  # a load that has just grown is all prefill
         figure = self._measure().tokens_per_second
         self._tell(f"  speculation off, {streams} streams: {figure:.0f} tok/s")
         return figure

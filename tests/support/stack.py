@@ -223,16 +223,16 @@ class Stack:
             for family in text_string_to_metric_families(answer.read().decode()):
                 yield from family.samples
 
-    def read_lag(self, name: str) -> dict[str, float]:
-        """Return each simulated pod's busy time over its planned one, less 1."""
-        lag = {}
+    def read_step_seconds(self, name: str) -> dict[str, tuple[float, float]]:
+        """Return each simulated pod's step time so far: planned, and busy in real time."""
+        seconds = {}
         for pod in self.objects.pods(name):
             totals = {s.name: s.value for s in self._scrape(pod)}
             planned = totals.get("specdecode_sim_planned_seconds_total")
-            if planned:
+            if planned is not None:
                 busy = totals["specdecode_sim_busy_seconds_total"]
-                lag[pod["metadata"]["name"]] = busy / planned - 1
-        return lag
+                seconds[pod["metadata"]["name"]] = (planned, busy)
+        return seconds
 
     def build_spec(self, *, k_table: list[dict[str, int]]) -> dict[str, Any]:
         """Build the spec of an object that runs the stack's engine."""
