@@ -251,7 +251,7 @@ class Course:
         return self.report
 
     def _note_lag(self, phase: str, before: dict[str, tuple[float, float]]) -> None:
-        """Note the worst lag of simulated engines since `before`: busy over planned time, less 1."""
+        """Note the worst lag of simulated engines since `before`: busy ÷ planned time − 1."""
         lags = []
         for pod, (planned, busy) in self._stack.read_step_seconds(NAME).items():
             planned_before, busy_before = before.get(pod, (0.0, 0.0))
