@@ -43,9 +43,7 @@ def start_following(
 
     sink.create_positions(positions)
     show(table.in_force)
-    reloader = reload.Reloader(
-        table, on_change=on_change, on_refusal=on_refusal, on_error=on_error
-    )
+    reloader = reload.Reloader(table, on_change=on_change, on_refusal=on_refusal, on_error=on_error)
     reloader.poll()
     reloader.start()
     return reloader
