@@ -44,13 +44,15 @@ def serving(stack: Stack, name: str, **changes: Any) -> Iterator[PodWatch]:
     spec = stack.build_spec(k_table=TABLE)
     for part, value in changes.items():
         spec[part] = {**spec[part], **value} if isinstance(value, dict) else value
-    with PodWatch(stack.objects, name) as watch:
-        stack.objects.apply(name, spec)
-        wait_ready(stack, name, spec["replicas"])
-        stack.objects.wait_condition(name, "TableApplied", seconds=60)
-        yield watch
-    stack.cluster.kubectl("delete", "sdd", name)
-    wait_until(lambda: not stack.objects.pods(name), what=f"{name} gone", seconds=60)
+    try:
+        with PodWatch(stack.objects, name) as watch:
+            stack.objects.apply(name, spec)
+            wait_ready(stack, name, spec["replicas"])
+            stack.objects.wait_condition(name, "TableApplied", seconds=60)
+            yield watch
+    finally:  # its GPUs are the next test's
+        stack.cluster.kubectl("delete", "sdd", name)
+        wait_until(lambda: not stack.objects.pods(name), what=f"{name} gone", seconds=60)
 
 
 def wait_ready(stack: Stack, name: str, replicas: int) -> None:
@@ -163,13 +165,14 @@ def test_pods_of_unequal_speed_are_tuned_as_one(stack: Stack) -> None:
 
 def test_scaling_down_and_up_keeps_what_was_learned(stack: Stack) -> None:
     with serving(stack, "scaled", replicas=3) as watch, loaded(stack, "scaled", 12) as load:
-        learned = wait_converged(stack, "scaled", 4)["active"]["table"]
+        learned = k_at(wait_converged(stack, "scaled", 4), 4)
         window = load.start_window()
         for replicas in (1, 3):
             stack.cluster.kubectl("scale", "sdd", "scaled", f"--replicas={replicas}")
             wait_ready(stack, "scaled", replicas)
-        assert stack.objects.status("scaled")["active"]["table"] == learned
-        assert window.stop().error_count == 0
+        assert window.stop().errors == {}
+        # On the one pod alone the batch was another one, which may have been explored.
+        assert k_at(wait_converged(stack, "scaled", 4), 4) == learned
         assert not any(watch.restarts.values())
 
 
@@ -189,5 +192,5 @@ def test_an_image_change_rolls_pod_by_pod_without_an_outage(stack: Stack) -> Non
             seconds=300,
         )
         wait_ready(stack, "rolled", 3)
-        assert window.stop().error_count == 0
+        assert window.stop().errors == {}
         assert not any(watch.restarts.values())

@@ -145,7 +145,8 @@ def _end(engine: Engine, steps: asyncio.Task[None]) -> int:
 
 
 async def _drain(server: Server, seconds: float) -> None:
-    """Let running requests end, at most so many seconds."""
+    """Let running requests end, at most so many seconds; their connections end with them."""
+    server.is_draining = True
     deadline = asyncio.get_running_loop().time() + seconds
     while server.open_requests and asyncio.get_running_loop().time() < deadline:
         await asyncio.sleep(0.05)

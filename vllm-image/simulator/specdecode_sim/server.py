@@ -132,6 +132,9 @@ class Server:
             response = error.to_response()
         except web.HTTPException as error:
             response = _json({"detail": error.reason}, status=error.status)
+        if self.is_draining:
+            # As uvicorn does: the client's next request then goes to another pod.
+            response.force_close()
         if counted:
             self._engine.vllm.count_http(
                 method=request.method,
@@ -263,10 +266,13 @@ class Server:
     async def _stream(self, request: web.Request, answer: _Answer) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         response.enable_chunked_encoding()
-        await response.prepare(request)
         try:
+            first = await answer.first()
+            if self.is_draining:
+                response.force_close()
+            await response.prepare(request)
             # The first chunk goes through aiohttp, which sends the headers with it.
-            await response.write(await answer.first())
+            await response.write(first)
             if request.transport is not None:
                 await answer.stream_to(request.transport)
                 await response.write(answer.closing())
