@@ -65,8 +65,12 @@ def wait_ready(stack: Stack, name: str, replicas: int) -> None:
 
 
 @contextlib.contextmanager
-def loaded(stack: Stack, name: str, streams: int) -> Iterator[BackgroundLoop]:
-    target = asyncio.run(probe(stack.cluster.service_url("default", name)))
+def loaded(
+    stack: Stack, name: str, streams: int, *, keep_alive: bool = True
+) -> Iterator[BackgroundLoop]:
+    """Hold a load; kept-alive connections end with the pod that they lead to."""
+    url = stack.cluster.service_url("default", name)
+    target = asyncio.run(probe(url, keep_alive=keep_alive))
     workload = Workload(Lengths("fixed", PROMPT), Lengths("fixed", OUTPUT), seed=7)
     with BackgroundLoop(target, workload, streams=streams) as loop:
         yield loop
@@ -164,7 +168,10 @@ def test_pods_of_unequal_speed_are_tuned_as_one(stack: Stack) -> None:
 
 
 def test_scaling_down_and_up_keeps_what_was_learned(stack: Stack) -> None:
-    with serving(stack, "scaled", replicas=3) as watch, loaded(stack, "scaled", 12) as load:
+    with (
+        serving(stack, "scaled", replicas=3) as watch,
+        loaded(stack, "scaled", 12, keep_alive=False) as load,
+    ):
         learned = k_at(wait_converged(stack, "scaled", 4), 4)
         window = load.start_window()
         for replicas in (1, 3):
@@ -180,7 +187,10 @@ def test_an_image_change_rolls_pod_by_pod_without_an_outage(stack: Stack) -> Non
     image = SimulatedImage(stack.engine.simulator)  # type: ignore[attr-defined]
     image.image = "next:0.33.0"
     image.register(stack.cluster, stack.paths)
-    with serving(stack, "rolled", replicas=3) as watch, loaded(stack, "rolled", 6) as load:
+    with (
+        serving(stack, "rolled", replicas=3) as watch,
+        loaded(stack, "rolled", 6, keep_alive=False) as load,
+    ):
         window = load.start_window()
         stack.objects.edit("rolled", {"engine": {"image": image.image}})
         wait_until(
