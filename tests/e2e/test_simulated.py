@@ -15,6 +15,7 @@ import pytest
 
 from specdecode_load import BackgroundLoop, Lengths, Workload, probe
 from specdecode_sim import profile, virtual
+from specdecode_sim.engine import LAG_LIMIT
 from tests.support.engine import ROOT
 from tests.support.objects import PodWatch
 from tests.support.simulator import Simulator
@@ -109,6 +110,13 @@ def goodput(profile_name: str, *, streams: int, k: int) -> float:
     return engine.run([(1, 256, k)], streams=streams, seconds=60).goodput
 
 
+def skip_if_lagging(stack: Stack, name: str) -> None:
+    """Skip where the machine could not keep up: what was tuned then is the machine."""
+    for pod, (planned, busy) in stack.read_step_seconds(name).items():
+        if busy > planned * (1 + LAG_LIMIT):
+            pytest.skip(f"invalid: {pod} lagged by {busy / planned - 1:.1%}")
+
+
 @pytest.mark.parametrize("name", ["llama8b-a100", "qwen3-235b-eagle3"])
 def test_k_is_tuned_to_what_the_cost_model_says(stack: Stack, name: str) -> None:
     image = SimulatedImage(Simulator(profile=name))
@@ -121,6 +129,7 @@ def test_k_is_tuned_to_what_the_cost_model_says(stack: Stack, name: str) -> None
         for streams in (4, 64):
             load.set_concurrency(streams)
             chosen = k_at(wait_converged(stack, "tuned", streams), streams)
+            skip_if_lagging(stack, "tuned")
             by_k = {k: goodput(name, streams=streams, k=k) for k in ENVELOPE}
             assert by_k[chosen] >= 0.97 * max(by_k.values()), (streams, chosen, by_k)
         assert not any(watch.restarts.values())
