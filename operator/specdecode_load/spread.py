@@ -1,57 +1,44 @@
 """Samples of many requests in a few figures. No samples are no figure, never zero."""
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Self
 
 
 @dataclass(frozen=True)
-class Spread:
-    """Mean and percentiles of a time, in seconds, over `count` samples (at least one)."""
+class _Summary:
+    """Mean and percentiles over `count` samples (at least one); field `pNN` is percentile NN."""
 
     count: int
     mean: float
+
+    @classmethod
+    def of(cls, samples: "array[float]") -> Self | None:
+        """Summarise samples; None when there are none."""
+        if not samples:
+            return None
+        ordered = sorted(samples)
+        names = [field.name for field in fields(cls) if field.name not in ("count", "mean")]
+        percentiles = {name: percentile(ordered, int(name.removeprefix("p"))) for name in names}
+        return cls(count=len(ordered), mean=sum(ordered) / len(ordered), **percentiles)
+
+
+@dataclass(frozen=True)
+class Spread(_Summary):
+    """Mean and percentiles of a time, in seconds, over `count` samples (at least one)."""
+
     p50: float
     p90: float
     p99: float
 
-    @classmethod
-    def of(cls, samples: "array[float]") -> "Spread | None":
-        """Summarise samples; None when there are none."""
-        if not samples:
-            return None
-        ordered = sorted(samples)
-        return cls(
-            count=len(ordered),
-            mean=sum(ordered) / len(ordered),
-            p50=percentile(ordered, 50),
-            p90=percentile(ordered, 90),
-            p99=percentile(ordered, 99),
-        )
-
 
 @dataclass(frozen=True)
-class Distribution:
+class Distribution(_Summary):
     """Mean and percentiles of a ratio, of which the low end tells as much as the high one."""
 
-    count: int
-    mean: float
     p10: float
     p50: float
     p90: float
-
-    @classmethod
-    def of(cls, samples: "array[float]") -> "Distribution | None":
-        """Summarise samples; None when there are none."""
-        if not samples:
-            return None
-        ordered = sorted(samples)
-        return cls(
-            count=len(ordered),
-            mean=sum(ordered) / len(ordered),
-            p10=percentile(ordered, 10),
-            p50=percentile(ordered, 50),
-            p90=percentile(ordered, 90),
-        )
 
 
 def percentile(ordered: list[float], percent: float) -> float:

@@ -22,6 +22,7 @@ from specdecode_load import BackgroundLoop, Lengths, Workload, probe
 from specdecode_operator.api import metadata
 from tests.demo.course import NAME, START_SECONDS, START_TABLE
 from tests.support.engine import ROOT
+from tests.support.objects import reason_of
 from tests.support.stack import Stack
 from tests.support.waiting import wait_until
 
@@ -109,7 +110,7 @@ def run_course(stack: Stack, *, kills: int) -> dict[str, Any]:
         killer.join()
         tuned = objects.wait_status(
             NAME,
-            lambda s: _reason(s, "Tuned") in ("Converged", "SpeculationDoesNotPay"),
+            lambda s: reason_of(s, "Tuned") in ("Converged", "SpeculationDoesNotPay"),
             what="converged after the kills",
             seconds=300,
         )
@@ -166,11 +167,6 @@ class Killer:
             self._stack.operator.kill()
             self._stack.operator.start()
             self.kills += 1
-
-
-def _reason(status: dict[str, Any], kind: str) -> str:
-    found = (c for c in status.get("conditions") or [] if c["type"] == kind)
-    return str(next(found, {}).get("reason", ""))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from specdecode_load import (
     probe,
 )
 from specdecode_operator.domain.table import bucket_of
-from tests.support.objects import PodWatch
+from tests.support.objects import PodWatch, reason_of
 from tests.support.stack import Stack
 from tests.support.waiting import wait_until
 
@@ -298,16 +298,15 @@ class Course:
             table=status["active"]["table"],
             rows=rows,
             converge_seconds=time.time() - began,
-            pays=_tuned_reason(status) != "SpeculationDoesNotPay",
+            pays=reason_of(status, "Tuned") != "SpeculationDoesNotPay",
             tried=frozenset(
                 cell["k"]
                 for cell in status["tuning"].get("cells", [])
                 if cell["batch"] == bucket_of(streams)
             ),
         )
-        self._tell(
-            f"  {_tuned_reason(status)} after {stage.converge_seconds:.0f} s: table {stage.table}"
-        )
+        reason = reason_of(status, "Tuned")
+        self._tell(f"  {reason} after {stage.converge_seconds:.0f} s: table {stage.table}")
         self.report.stages.append(stage)
         if measure_fixed:
             self._measure_arms(stage)
@@ -324,7 +323,7 @@ class Course:
         def is_converged(status: dict[str, Any]) -> bool:
             estimate = status.get("estimate") or {}
             fresh = _seconds(estimate.get("measuredAt")) > since + self._plan.settle_seconds
-            done = _tuned_reason(status) in ("Converged", "SpeculationDoesNotPay")
+            done = reason_of(status, "Tuned") in ("Converged", "SpeculationDoesNotPay")
             return fresh and done and estimate.get("batch") == bucket and _is_applied(status)
 
         return self._stack.objects.wait_status(
@@ -498,10 +497,6 @@ def _compact(rows: list[dict[str, int]]) -> str:
     ends = [row["minBatch"] - 1 for row in rows[1:]]
     parts = [f"{row['k']}x{end}" for row, end in zip(rows, ends, strict=False)]
     return ",".join([*parts, str(rows[-1]["k"])])
-
-
-def _tuned_reason(status: dict[str, Any]) -> str:
-    return str(_condition(status, "Tuned").get("reason", ""))
 
 
 def _is_applied(status: dict[str, Any]) -> bool:

@@ -17,7 +17,7 @@ from specdecode_load import BackgroundLoop, Lengths, Workload, probe
 from specdecode_sim import profile, virtual
 from specdecode_sim.engine import LAG_LIMIT
 from tests.support.engine import ROOT
-from tests.support.objects import PodWatch
+from tests.support.objects import PodWatch, reason_of
 from tests.support.simulator import Simulator
 from tests.support.stack import SimulatedImage, Stack
 from tests.support.waiting import wait_until
@@ -77,17 +77,12 @@ def loaded(
         yield loop
 
 
-def reason(status: Json, kind: str) -> str:
-    found = (c for c in status.get("conditions") or [] if c["type"] == kind)
-    return str(next(found, {}).get("reason", ""))
-
-
 def wait_converged(stack: Stack, name: str, batch: int, *, seconds: float = 300) -> Json:
     return stack.objects.wait_status(
         name,
         lambda s: (
             (s.get("estimate") or {}).get("batch") == batch
-            and reason(s, "Tuned") in ("Converged", "SpeculationDoesNotPay")
+            and reason_of(s, "Tuned") in ("Converged", "SpeculationDoesNotPay")
         ),
         what=f"converged at batch {batch}",
         seconds=seconds,
@@ -141,14 +136,14 @@ def test_a_prometheus_outage_changes_nothing_and_passes(stack: Stack) -> None:
         stack.prometheus.stop()
         absent = stack.objects.wait_status(
             "outage",
-            lambda s: reason(s, "MetricsAvailable") in ("PrometheusUnavailable", "Stale"),
+            lambda s: reason_of(s, "MetricsAvailable") in ("PrometheusUnavailable", "Stale"),
             what="metrics are absent",
             seconds=120,
         )
         assert absent["active"]["table"] == before["active"]["table"]
         stack.prometheus.start()
         after = wait_converged(stack, "outage", 8)
-        assert reason(after, "MetricsAvailable") == "Scraped"
+        assert reason_of(after, "MetricsAvailable") == "Scraped"
         assert not any(watch.restarts.values())
 
 

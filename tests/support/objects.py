@@ -20,6 +20,12 @@ from tests.support.waiting import wait_until
 Json = dict[str, Any]
 
 
+def reason_of(status: Json, kind: str) -> str:
+    """Return the reason of a status's condition; empty where there is none."""
+    found = (c for c in status.get("conditions") or [] if c["type"] == kind)
+    return str(next(found, {}).get("reason", ""))
+
+
 class Objects:
     """Apply, edit and read the objects of one namespace."""
 

@@ -18,14 +18,12 @@ class Simulator:
     """How pods of the image behave.
 
     `scenario` is the content of a scenario file, `time_scale` how many times slower than the
-    profile everything runs, `speed` that of the GPUs (1 = as the profile).
+    profile everything runs.
     """
 
     profile: str = "llama8b-a100"
     scenario: Mapping[str, Any] = field(default_factory=dict)
     time_scale: float = 1.0
-    speed: float = 1.0
-    seed: int = 0
 
     name = "specdecode-sim 0.33.0"
 
@@ -41,6 +39,4 @@ class Simulator:
             "SPECDECODE_SIM_PROFILE": self.profile,
             "SPECDECODE_SIM_SCENARIO": str(scenario),
             "SPECDECODE_SIM_TIME_SCALE": str(self.time_scale),
-            "SPECDECODE_SIM_SPEED": str(self.speed),
-            "SPECDECODE_SIM_SEED": str(self.seed),
         }

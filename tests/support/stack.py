@@ -116,10 +116,9 @@ class SimulatedImage:
     image = "specdecode-sim:0.33.0"
     name = Simulator.name
 
-    def __init__(self, simulator: Simulator, *, replicas: int = 3, method: str = "eagle3") -> None:
+    def __init__(self, simulator: Simulator, *, replicas: int = 3) -> None:
         self.simulator = simulator
         self._replicas = replicas
-        self._method = method
 
     def register(self, cluster: LocalCluster, paths: StackPaths) -> None:
         """Name the simulator as an image."""
@@ -138,7 +137,7 @@ class SimulatedImage:
                 "drainTimeout": "5s",
             },
             "speculation": {
-                "method": self._method,
+                "method": "eagle3",
                 "draftModel": "sim/draft",
                 "numSpeculativeTokens": 7,
                 "envelope": [0, 1, 2, 3, 5, 7],

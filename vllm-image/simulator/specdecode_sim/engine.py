@@ -141,11 +141,6 @@ class Engine:
         }
 
     @property
-    def lag(self) -> float:
-        """Return busy time over planned time, less one; 0 before the first step."""
-        return self._busy_seconds / self._planned_seconds - 1 if self._planned_seconds else 0.0
-
-    @property
     def uptime_seconds(self) -> float:
         """Return the seconds since the engine was made."""
         return time.monotonic() - self._started_at
