@@ -49,6 +49,7 @@ class OperatorConfig:
     lease_name: str = "specdecode-operator"
     lease_namespace: str = ""
     identity: str = ""
+    plugin_image: str | None = None
     listen_host: str = "0.0.0.0"
     listen_port: int = 8080
     log_format: str = "text"
@@ -172,6 +173,7 @@ _READERS: Mapping[str, _Reader] = {
     "SPECDECODE_LEASE_NAME": _to("lease_name", str),
     "SPECDECODE_LEASE_NAMESPACE": _to("lease_namespace", str),
     "SPECDECODE_IDENTITY": _to("identity", str),
+    "SPECDECODE_PLUGIN_IMAGE": _to("plugin_image", str),
     "SPECDECODE_LISTEN": _listen,
     "SPECDECODE_LOG_FORMAT": _to("log_format", _choice("text", "json")),
     "SPECDECODE_LOG_LEVEL": _to("log_level", _choice("DEBUG", "INFO", "WARNING", "ERROR")),

@@ -44,6 +44,7 @@ class Reason(StrEnum):
     NOT_SCRAPED = "NotScraped"
     STALE = "Stale"
     PARTIAL = "PartiallyScraped"
+    NO_PLUGIN = "NoPlugin"
     NO_READY_PODS = "NoReadyPods"
     # Tables
     APPLIED = "Applied"

@@ -10,7 +10,14 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic.alias_generators import to_camel
 
 MAX_BATCH: Final = 65_536
@@ -95,6 +102,14 @@ class LiveTable(StrEnum):
     OFF = "Off"
 
 
+class Plugin(StrEnum):
+    """How the engine comes by the plugin, which follows live tables and measures the steps."""
+
+    IMAGE = "Image"
+    INJECT = "Inject"
+    NONE = "None"
+
+
 class EnvVar(ApiModel):
     """An environment variable of the engine; a value or a reference as in a Pod."""
 
@@ -130,6 +145,15 @@ class Engine(ApiModel):
         Annotated[str, StringConstraints(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+.*$", max_length=64)]
         | None
     ) = Field(None, description="vLLM's version, where the image's tag does not tell it.")
+    # Absent, not a default: what it then means depends on the image and on the operator.
+    plugin: Plugin | None = Field(
+        None,
+        description="Image: the image carries the plugin. Inject: an init container brings it, "
+        "for any vLLM image. None: without the plugin; K follows kTable inside vLLM where its "
+        "version can, an edit of kTable restarts the pods, and there is no live control, no kill "
+        "switch, no measurement, no tuning and no termination message. Absent: Image where the "
+        "image's name begins with specdecode- or the operator has nothing to inject, else Inject.",
+    )
     live_table: LiveTable = Field(
         LiveTable.PREFERRED,
         description="Preferred: K follows a live table. Off: static K, no live control and no "
@@ -336,7 +360,7 @@ class Spec(ApiModel):
 class RevisionInputs(ApiModel):
     """What a revision of the engine is made from: user inputs and restart levers, whole.
 
-    kTable is not among them: it changes without a restart.
+    kTable is among them only where the engine is started with it for good: without the plugin.
     """
 
     model: Model
@@ -345,8 +369,13 @@ class RevisionInputs(ApiModel):
 
     @field_validator("speculation")
     @classmethod
-    def _without_table(cls, value: Speculation | None) -> Speculation | None:
-        return value.model_copy(update={"k_table": []}) if value else None
+    def _without_live_table(
+        cls, value: Speculation | None, info: ValidationInfo
+    ) -> Speculation | None:
+        engine = info.data.get("engine")
+        if value is None or (engine is not None and engine.plugin is Plugin.NONE):
+            return value
+        return value.model_copy(update={"k_table": []})
 
 
 # ------------------------------------------------------------------------- status

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from specdecode_operator.api.conditions import Reason
-from specdecode_operator.api.v1alpha1 import LiveTable, RevisionInputs, Spec
+from specdecode_operator.api.v1alpha1 import LiveTable, Plugin, RevisionInputs, Spec
 from specdecode_operator.decide.rollout import Hold
 from specdecode_operator.domain import engine
 from specdecode_operator.domain.observation import MetricsAbsent, MetricsSamples
@@ -26,6 +26,11 @@ class Situation:
     metrics: MetricsSamples | MetricsAbsent | NoEstimate
 
 
+WITHOUT_PLUGIN: Final = (
+    "no live control, no kill switch, nothing is measured or tuned, and the cause of a crash is "
+    "known from the log alone. Inject or Image brings all of it"
+)
+
 Check = Callable[[Situation], Hold | None]
 
 
@@ -40,10 +45,12 @@ def find_no_live_control(inputs: RevisionInputs) -> Hold | None:
     """Say why a revision follows no live table; None where it does."""
     if inputs.speculation is None:
         return Hold(Reason.NOT_ASKED_FOR, "speculation is off: there is no K")
+    if inputs.engine.plugin is Plugin.NONE:
+        return Hold(Reason.NOT_LIVE, f"{_say_what_runs(inputs)}: {WITHOUT_PLUGIN}")
     if inputs.engine.live_table is LiveTable.OFF:
         return Hold(Reason.NOT_LIVE, "engine.liveTable is Off: no live control, no kill switch")
     version = engine.engine_version_of(inputs.engine)
-    can = engine.capabilities(version, inputs.speculation.method)
+    can = engine.capabilities_of(inputs.engine, inputs.speculation.method)
     if not can.known:
         return Hold(
             Reason.UNKNOWN_ENGINE,
@@ -57,6 +64,18 @@ def find_no_live_control(inputs: RevisionInputs) -> Hold | None:
             "live control, no kill switch",
         )
     return None
+
+
+def _say_what_runs(inputs: RevisionInputs) -> str:
+    """Say what an engine without the plugin does with the user's table."""
+    assert inputs.speculation is not None
+    if engine.has_fixed_table(inputs) and inputs.speculation.k_table:
+        return "engine.plugin is None, K follows kTable inside vLLM and an edit restarts the pods"
+    k = inputs.speculation.num_speculative_tokens
+    if inputs.speculation.k_table:
+        version = engine.engine_version_of(inputs.engine) or "of an unknown version"
+        return f"engine.plugin is None, vLLM {version} is given no kTable and drafts {k} always"
+    return f"engine.plugin is None, vLLM drafts {k} always"
 
 
 def check_live_control(at: Situation) -> Hold | None:

@@ -12,7 +12,7 @@ from typing import Final
 
 from specdecode_operator.api import metadata
 from specdecode_operator.api.conditions import Reason
-from specdecode_operator.api.v1alpha1 import FallStatus, RevisionInputs, Spec
+from specdecode_operator.api.v1alpha1 import FallStatus, Plugin, RevisionInputs, Spec
 from specdecode_operator.decide import checks, fall, rollout, status, tables, tuning
 from specdecode_operator.decide.facts import Facts
 from specdecode_operator.decide.rollout import Hold, Pods, Target
@@ -24,6 +24,7 @@ from specdecode_operator.domain.decision import (
     DeleteRevision,
     EnsureService,
     Event,
+    EventType,
     SetRevision,
     WriteTables,
 )
@@ -125,7 +126,13 @@ def _gather(seen: Observation, spec: Spec, cycle: timedelta) -> Facts:
             tables.is_acknowledged(seen.acknowledgements.get(pod), arm, wanted_tables)
             for pod, arm in arms.items()
         ),
-        events=(*answer.events, *released, *tuned.events, *_rollout_events(seen, target)),
+        events=(
+            *answer.events,
+            *released,
+            *tuned.events,
+            *_rollout_events(seen, target),
+            *_plugin_events(seen, serving, inputs),
+        ),
     )
 
 
@@ -157,7 +164,8 @@ def _find_refusal(seen: Observation, spec: Spec) -> Hold | None:
             Reason.IMAGE_NOT_SET,
             "spec.engine.image is not set: build the engine image from vllm-image/ and name it",
         )
-    problems = (*refusal.find_refusals(spec), *filter(None, [seen.unrenderable]))
+    # What cannot be rendered may be refused already, in the same words.
+    problems = dict.fromkeys([*refusal.find_refusals(spec), *filter(None, [seen.unrenderable])])
     return Hold(Reason.INVALID_SPEC, " ".join(problems)) if problems else None
 
 
@@ -222,12 +230,14 @@ def _choose_arms(
     serving: str,
     falling: bool,
 ) -> dict[str, str]:
-    """Choose the arm of each pod that has speculation; while falling all are switched off."""
+    """Choose the arm of each pod that can follow one; while falling all are switched off."""
     arms: dict[str, str] = {}
     for pod in pods:
         revision = revisions.get(pod.revision)
         if revision is None or revision.inputs.speculation is None or pod.deleting:
             continue
+        if revision.inputs.engine.plugin is Plugin.NONE:
+            continue  # nobody there reads it
         moving = metadata.ARM_CANARY if pod.revision != serving else metadata.ARM_STABLE
         arms[pod.name] = metadata.ARM_OFF if falling else moving
     return arms
@@ -283,6 +293,15 @@ def _rollout_events(seen: Observation, target: Target | None) -> tuple[Event, ..
             "RollingOut", f"{target.change}: revision {source} → {target.revision}, canary first"
         ),
     )
+
+
+def _plugin_events(seen: Observation, serving: str, inputs: RevisionInputs) -> tuple[Event, ...]:
+    """Say once what is lost where a revision without the plugin begins to serve."""
+    is_new = serving not in ("", seen.target.status.active.revision)
+    lost = checks.find_no_live_control(inputs)
+    if not is_new or lost is None or inputs.engine.plugin is not Plugin.NONE:
+        return ()
+    return (Event("WithoutPlugin", lost.message, EventType.WARNING),)
 
 
 def _plan_tables(seen: Observation, facts: Facts) -> tuple[Action, ...]:

@@ -18,18 +18,21 @@ from specdecode_operator.api.v1alpha1 import (
     EffectiveStatus,
     EstimateStatus,
     Phase,
+    Plugin,
     RolloutStatus,
     Spec,
     Status,
 )
 from specdecode_operator.decide.facts import Facts
 from specdecode_operator.decide.rollout import Hold
+from specdecode_operator.domain import lever as levers
 from specdecode_operator.domain.observation import (
     Acknowledgement,
     InvalidSpec,
     Observation,
     ObservedPod,
 )
+from specdecode_operator.domain.table import KTable
 
 FIGURE_MOVES: Final = 0.01
 FIGURE_AGE: Final = timedelta(minutes=5)
@@ -103,7 +106,7 @@ def _build_active(seen: Observation, facts: Facts) -> ActiveStatus:
         return ActiveStatus(
             revision=facts.serving, table="off", speculation="Off", table_generation=generation
         )
-    table = facts.tables.stable.table
+    table = _table_in_force(facts)
     return ActiveStatus(
         revision=facts.serving,
         table="off" if facts.fall else table.compact(),
@@ -114,6 +117,12 @@ def _build_active(seen: Observation, facts: Facts) -> ActiveStatus:
         cudagraph_mode=speculation.cudagraph_mode,
         speculation="Off" if facts.fall else "On",
     )
+
+
+def _table_in_force(facts: Facts) -> KTable:
+    """Return the live table, or the one that the serving revision was started with for good."""
+    fixed = levers.fixed_table(facts.inputs) if facts.live is not None else None
+    return fixed or facts.tables.stable.table
 
 
 def _written_generation(seen: Observation, facts: Facts) -> int | None:
@@ -249,7 +258,8 @@ def _tell_progressing(facts: Facts) -> tuple[str, Hold]:
 def _tell_speculation(facts: Facts) -> tuple[str, Hold]:
     speculation = facts.inputs.speculation
     if facts.fall is not None and speculation is not None:
-        return "False", Hold(Reason.KILL_SWITCH, "K=0 on every pod; speculation off is rolling out")
+        switch = "K=0 on every pod" if facts.live is None else "no kill switch here"
+        return "False", Hold(Reason.KILL_SWITCH, f"{switch}; speculation off is rolling out")
     if speculation is None and facts.answer.quarantine:
         evidence = facts.answer.quarantine[-1].evidence
         return "False", Hold(
@@ -259,7 +269,7 @@ def _tell_speculation(facts: Facts) -> tuple[str, Hold]:
         )
     if speculation is None or not facts.serving:
         return "False", Hold(Reason.NOT_ASKED_FOR, "speculation is off")
-    table = facts.tables.stable.table.compact()
+    table = _table_in_force(facts).compact()
     return "True", Hold(Reason.SPECULATING, f"{speculation.method}, table {table}")
 
 
@@ -308,6 +318,10 @@ def _find_trouble(pod: ObservedPod, facts: Facts, *, speculating: bool) -> Hold 
 
 
 def _tell_metrics(facts: Facts, ready: int) -> tuple[str, Hold]:
+    if facts.inputs.engine.plugin is Plugin.NONE:
+        return "False", Hold(
+            Reason.NO_PLUGIN, "engine.plugin is None: vLLM alone does not export what is measured"
+        )
     if facts.tuning.metrics is not None:
         return "False", facts.tuning.metrics
     if ready == 0:

@@ -17,14 +17,14 @@ from specdecode_operator.api.v1alpha1 import (
     Switch,
 )
 
-from .engine import engine_version_of
+from .engine import engine_version_of, find_crash, has_fixed_table
 from .table import Envelope, KTable, Row
 
 T = TypeVar("T", Engine, Speculation)
 
 
 class Lever(StrEnum):
-    """What can change about a running object; all but KTable need a restart."""
+    """What can change about a running object; all need a restart, KTable without the plugin only."""
 
     K_TABLE = "KTable"
     ENVELOPE = "Envelope"
@@ -46,6 +46,7 @@ _ORDER: Final = (
     Lever.NUM_SPECULATIVE_TOKENS,
     Lever.MODEL,
     Lever.ENGINE,
+    Lever.K_TABLE,
     Lever.IMAGE,
 )
 
@@ -81,6 +82,20 @@ def spec_table(speculation: Speculation, max_num_seqs: int) -> KTable:
     return KTable.from_starts([(row.min_batch, row.k) for row in rows], max_num_seqs)
 
 
+def fixed_table(inputs: RevisionInputs) -> KTable | None:
+    """Return the table that an engine without live control runs; None with speculation off.
+
+    That is the user's where vLLM itself follows it, else K_max at every batch.
+    Raises InvalidTableError where the rows break an invariant.
+    """
+    speculation = inputs.speculation
+    if speculation is None:
+        return None
+    if has_fixed_table(inputs):
+        return spec_table(speculation, inputs.engine.max_num_seqs)
+    return KTable.constant(speculation.num_speculative_tokens, inputs.engine.max_num_seqs)
+
+
 def rows_to_table(rows: list[list[int]]) -> KTable | None:
     """Read a table back from status, None where there is none."""
     return KTable(tuple(Row(*row) for row in rows)) if rows else None
@@ -110,14 +125,19 @@ def next_step(
 
 
 def is_consistent(inputs: RevisionInputs) -> bool:
-    """Tell whether an intermediate step would be accepted: envelope within K_max, AV with FULL."""
+    """Tell whether an intermediate step would be accepted.
+
+    K values within K_max, adaptive verification with full graphs, no combination that crashes.
+    """
     speculation = inputs.speculation
     if speculation is None:
         return True
     full = speculation.cudagraph_mode.value.startswith("FULL")
     needs_full = speculation.adaptive_verification is Switch.ENABLED
-    fits = all(k <= speculation.num_speculative_tokens for k in speculation.envelope)
-    return fits and (full or not needs_full)
+    ks = (*speculation.envelope, *(row.k for row in speculation.k_table))
+    fits = all(k <= speculation.num_speculative_tokens for k in ks)
+    crashes = find_crash(inputs.engine, speculation) is not None
+    return fits and (full or not needs_full) and not crashes
 
 
 def fingerprint_of(inputs: RevisionInputs) -> Fingerprint | None:
@@ -147,28 +167,24 @@ def levers_digest(spec: Spec) -> str:
 
 def _with_lever(old: RevisionInputs, new: RevisionInputs, lever: Lever) -> RevisionInputs:
     """Return old with one lever taken from new."""
-    if (old.speculation is None) != (new.speculation is None):
+    model, engine, speculation = old.model, old.engine, old.speculation
+    if (speculation is None) != (new.speculation is None):
         if lever is Lever.SPECULATION:
-            return old.model_copy(update={"speculation": new.speculation})
-    elif old.speculation is not None and new.speculation is not None:
-        field = _SPECULATION_FIELDS.get(lever)
-        if field is not None:
-            return old.model_copy(
-                update={"speculation": _copy(old.speculation, new.speculation, field)}
-            )
-        if lever is Lever.MODEL:
-            drafter = _copy(old.speculation, new.speculation, ("method", "draft_model"))
-            return old.model_copy(update={"model": new.model, "speculation": drafter})
+            speculation = new.speculation
+    elif speculation is not None and new.speculation is not None:
+        fields = _SPECULATION_FIELDS.get(lever, ())
+        if lever is Lever.ENGINE and engine.plugin is not new.engine.plugin:
+            # The plugin's absence takes the table among the inputs, its return takes it out.
+            fields = ("k_table",)
+        speculation = _copy(speculation, new.speculation, fields)
     if lever is Lever.MODEL:
-        return old.model_copy(update={"model": new.model})
-    if lever is Lever.IMAGE:
-        return old.model_copy(
-            update={"engine": _copy(old.engine, new.engine, ("image", "version"))}
-        )
-    if lever is Lever.ENGINE:
-        kept = {"image": old.engine.image, "version": old.engine.version}
-        return old.model_copy(update={"engine": new.engine.model_copy(update=kept)})
-    return old
+        model = new.model
+    elif lever is Lever.IMAGE:
+        engine = _copy(engine, new.engine, ("image", "version"))
+    elif lever is Lever.ENGINE:
+        engine = _copy(new.engine, engine, ("image", "version"))
+    # Validated anew: whether the table belongs to the inputs depends on the engine.
+    return RevisionInputs(model=model, engine=engine, speculation=speculation)
 
 
 _SPECULATION_FIELDS: Final = {
@@ -176,6 +192,8 @@ _SPECULATION_FIELDS: Final = {
     Lever.ADAPTIVE_VERIFICATION: ("adaptive_verification",),
     Lever.ENVELOPE: ("envelope",),
     Lever.NUM_SPECULATIVE_TOKENS: ("num_speculative_tokens",),
+    Lever.MODEL: ("method", "draft_model"),
+    Lever.K_TABLE: ("k_table",),
 }
 
 

@@ -124,7 +124,7 @@ def _find_eager_refusals(engine: Engine) -> Iterator[str]:
 def _find_adaptive_verification_refusals(engine: Engine, speculation: Speculation) -> Iterator[str]:
     disable = "set spec.speculation.adaptiveVerification to Disabled"
     version = engines.engine_version_of(engine)
-    can = engines.capabilities(version, speculation.method)
+    can = engines.capabilities_of(engine, speculation.method)
     if can.known and not can.adaptive_verification:
         yield (
             f"vLLM {version} has no adaptive verification for the method "
@@ -137,3 +137,6 @@ def _find_adaptive_verification_refusals(engine: Engine, speculation: Speculatio
                 f"spec.engine.extraArgs[{position}] gives {flag}, which vLLM refuses together "
                 f"with adaptive verification: {disable}, or leave the flag out."
             )
+    crash = engines.find_crash(engine, speculation)
+    if crash is not None:
+        yield crash

@@ -14,7 +14,7 @@ from typing import Final
 from specdecode_operator import durations
 from specdecode_operator.api import metadata, v1alpha1
 from specdecode_operator.domain import engine, lever, table
-from specdecode_operator.errors import InvalidSpecError
+from specdecode_operator.errors import InvalidSpecError, InvalidTableError
 
 SCHEDULER_FACTORY: Final = "specdecode_vllm.scheduler.make_scheduler"
 
@@ -22,10 +22,10 @@ SCHEDULER_FACTORY: Final = "specdecode_vllm.scheduler.make_scheduler"
 def build_arguments(inputs: v1alpha1.RevisionInputs) -> list[str]:
     """List the arguments that follow `vllm serve`, the model first.
 
-    The scheduler factory is there without speculation too: it exports the steps.
-    Raises InvalidSpecError for a model name that would be read as a flag.
+    The scheduler factory is there without speculation too: it exports the steps. Without the
+    plugin it is not, and the table is the user's own. Raises InvalidSpecError for a model name that would be read as a flag.
     """
-    model = inputs.model
+    model, plugin = inputs.model, inputs.engine.plugin
     if model.name.startswith("-"):
         raise InvalidSpecError(
             f"spec.model.name is {model.name!r}, which vLLM reads as a flag: give a repository "
@@ -41,7 +41,7 @@ def build_arguments(inputs: v1alpha1.RevisionInputs) -> list[str]:
         "max-num-seqs": inputs.engine.max_num_seqs,
         "speculative-config": _speculative_config(inputs),
         "compilation-config": _compilation_config(inputs),
-        "scheduler-cls": SCHEDULER_FACTORY,
+        "scheduler-cls": None if plugin is v1alpha1.Plugin.NONE else SCHEDULER_FACTORY,
         "shutdown-timeout": drain_seconds(inputs),
     }
     managed = [f"--{flag}={value}" for flag, value in flags.items() if value is not None]
@@ -63,14 +63,31 @@ def _speculative_config(inputs: v1alpha1.RevisionInputs) -> str | None:
     }
     if speculation.draft_model is not None:
         config["model"] = speculation.draft_model
-    if engine.has_live_table(inputs):
-        config["num_speculative_tokens_per_batch_size"] = table.build_start_table(
-            lever.envelope_of(speculation), inputs.engine.max_num_seqs
-        )
+    rows = _table_rows(inputs, speculation)
+    if rows is not None:
+        config["num_speculative_tokens_per_batch_size"] = rows
     # Absent where off: engines that do not know the field refuse it.
     if speculation.adaptive_verification is v1alpha1.Switch.ENABLED:
         config["enable_adaptive_verification"] = True
     return _compact(config)
+
+
+def _table_rows(
+    inputs: v1alpha1.RevisionInputs, speculation: v1alpha1.Speculation
+) -> list[list[int]] | None:
+    """Return vLLM's own table: the envelope's, the user's without the plugin, or none.
+
+    A constant table would cost the V1 runner its full graphs and say nothing.
+    """
+    batches = inputs.engine.max_num_seqs
+    if engine.has_live_table(inputs):
+        return table.build_start_table(lever.envelope_of(speculation), batches)
+    if not (engine.has_fixed_table(inputs) and speculation.k_table):
+        return None
+    try:
+        return lever.spec_table(speculation, batches).to_rows()
+    except InvalidTableError as error:
+        raise InvalidSpecError(f"spec.speculation.kTable: {error}.") from error
 
 
 def _compilation_config(inputs: v1alpha1.RevisionInputs) -> str | None:

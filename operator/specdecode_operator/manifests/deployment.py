@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from specdecode_operator.api import metadata, v1alpha1
+from specdecode_operator.domain import engine
 from specdecode_operator.domain.observation import ObjectKey, ObservedRevision
 from specdecode_operator.errors import InvalidSpecError
 
@@ -24,17 +25,27 @@ PROGRESS_MARGIN_SECONDS: Final = 600
 
 
 def render_template(
-    name: str, inputs: v1alpha1.RevisionInputs, *, revision: str, rendered_by: str
+    name: str,
+    inputs: v1alpha1.RevisionInputs,
+    *,
+    revision: str,
+    rendered_by: str,
+    plugin_image: str | None = None,
 ) -> dict[str, Any]:
     """Render a revision's pod template; done once, when its Deployment is first made.
 
-    `rendered_by` is the operator's version; it stays in the template with everything else.
-    Raises InvalidSpecError, with what to change, where the inputs cannot become a pod.
+    `rendered_by` is the operator's version, `plugin_image` what the plugin is injected from; both
+    stay in the template with everything else. Raises InvalidSpecError, with what to change, where
+    the inputs cannot become a pod, or are known to crash.
     """
-    problem = metadata.name_problem(name)
+    speculation = inputs.speculation
+    crash = engine.find_crash(inputs.engine, speculation) if speculation else None
+    problem = metadata.name_problem(name) or crash
     if problem is not None:
         raise InvalidSpecError(problem)
-    template = pod.build_pod_template(name, inputs, revision=revision, rendered_by=rendered_by)
+    template = pod.build_pod_template(
+        name, inputs, revision=revision, rendered_by=rendered_by, plugin_image=plugin_image
+    )
     size = len(_to_text(template).encode()) + len(_to_text(inputs.to_json()).encode())
     if size > MAX_RECORD_BYTES:
         raise InvalidSpecError(

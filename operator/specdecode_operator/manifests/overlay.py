@@ -14,6 +14,8 @@ from specdecode_operator.api import metadata
 from specdecode_operator.domain import refusal
 from specdecode_operator.errors import InvalidSpecError
 
+from . import inject
+
 FIELD: Final = "spec.engine.podTemplate"
 
 # Lists that are merged item by item, and the field that names an item; others are replaced whole.
@@ -149,7 +151,19 @@ def _managed(template: Mapping[str, Any]) -> dict[str, Any]:
     meta, spec = template.get("metadata") or {}, template.get("spec") or {}
     labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
     engine = _find(spec.get("containers"), "name", metadata.ENGINE_CONTAINER) or {}
+    injected = {
+        "the container that brings the plugin": _find(
+            spec.get("initContainers"), "name", inject.CONTAINER
+        ),
+        f"the volume {inject.VOLUME}": _find(spec.get("volumes"), "name", inject.VOLUME),
+        f"the mount at {inject.FOLDER}": _find(
+            engine.get("volumeMounts"), "mountPath", inject.FOLDER
+        ),
+    }
+    if injected["the container that brings the plugin"] is not None:
+        injected["the engine's command"] = engine.get("command")
     return {
+        **injected,
         **{
             f"the label {label}": labels.get(label)
             for label in (metadata.LABEL_OBJECT, metadata.LABEL_REVISION)

@@ -12,10 +12,11 @@ from typing import Any, Final
 
 from specdecode_operator import durations
 from specdecode_operator.api import metadata, v1alpha1
+from specdecode_operator.domain import engine as engines
 from specdecode_operator.domain import refusal
 from specdecode_operator.errors import InvalidSpecError
 
-from . import arguments, overlay, owner
+from . import arguments, inject, overlay, owner
 
 # HF_HOME, the user's volume where one is given; other caches are the pod's own.
 MODELS_FOLDER: Final = "/var/lib/specdecode/models"
@@ -28,6 +29,9 @@ TEARDOWN_SECONDS: Final = 25
 PROBE_PERIOD_SECONDS: Final = 5
 # Group that may write to a claimed volume; the user is the image's own.
 VOLUME_GROUP: Final = 1000
+# User and group of an engine whose image is not ours: most of those would run as root.
+ENGINE_USER: Final = 10_001
+ENGINE_GROUP: Final = 0
 
 GPU_RESOURCE: Final = "nvidia.com/gpu"
 _ACCELERATOR_WORDS: Final = (
@@ -44,14 +48,20 @@ _ACCELERATOR_WORDS: Final = (
 
 
 def build_pod_template(
-    name: str, inputs: v1alpha1.RevisionInputs, *, revision: str, rendered_by: str
+    name: str,
+    inputs: v1alpha1.RevisionInputs,
+    *,
+    revision: str,
+    rendered_by: str,
+    plugin_image: str | None = None,
 ) -> dict[str, Any]:
     """Build the pod template of one revision, the user's overlay included.
 
     `rendered_by` (the operator's version) is kept in it, since a template is rendered once.
     Raises InvalidSpecError where the inputs cannot become a pod.
     """
-    template = {
+    plugin = engines.choose_plugin(inputs.engine, can_inject=plugin_image is not None)
+    template: dict[str, Any] = {
         "metadata": {
             "labels": owner.build_labels(name, revision=revision),
             "annotations": {
@@ -70,10 +80,12 @@ def build_pod_template(
             "terminationGracePeriodSeconds": PRE_STOP_SECONDS
             + arguments.drain_seconds(inputs)
             + TEARDOWN_SECONDS,
-            "containers": [_engine_container(inputs)],
-            "volumes": _volumes(name, inputs),
+            "containers": [_engine_container(inputs, plugin)],
+            "volumes": _volumes(name, inputs, plugin),
         },
     }
+    if plugin is v1alpha1.Plugin.INJECT:
+        template = inject.add_plugin(template, plugin_image)
     return overlay.apply_overlay(template, inputs.engine.pod_template)
 
 
@@ -83,7 +95,10 @@ def startup_seconds(inputs: v1alpha1.RevisionInputs) -> int:
     return max(1, math.ceil(seconds))
 
 
-def _engine_container(inputs: v1alpha1.RevisionInputs) -> dict[str, Any]:
+def _engine_container(
+    inputs: v1alpha1.RevisionInputs, plugin: v1alpha1.Plugin
+) -> dict[str, Any]:
+    user = _user(inputs.engine, plugin)
     if not inputs.engine.image:
         raise InvalidSpecError(
             "spec.engine.image is not set: build one from vllm-image/ and name it there"
@@ -92,7 +107,7 @@ def _engine_container(inputs: v1alpha1.RevisionInputs) -> dict[str, Any]:
         "name": metadata.ENGINE_CONTAINER,
         "image": inputs.engine.image,
         "args": arguments.build_arguments(inputs),
-        "env": _environment(inputs),
+        "env": _environment(inputs, plugin, has_user=bool(user)),
         "ports": [
             {
                 "name": metadata.ENGINE_PORT_NAME,
@@ -101,7 +116,7 @@ def _engine_container(inputs: v1alpha1.RevisionInputs) -> dict[str, Any]:
             }
         ],
         "resources": _resources(inputs.engine),
-        "volumeMounts": _mounts(inputs),
+        "volumeMounts": _mounts(inputs, plugin),
         **_probes(inputs),
         # The kubelet's own sleep: an exec needs a program that the image may not have.
         "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_SECONDS}}},
@@ -111,11 +126,21 @@ def _engine_container(inputs: v1alpha1.RevisionInputs) -> dict[str, Any]:
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
+            **user,
         },
     }
 
 
-def _environment(inputs: v1alpha1.RevisionInputs) -> list[dict[str, Any]]:
+def _user(engine: v1alpha1.Engine, plugin: v1alpha1.Plugin) -> dict[str, int]:
+    """Name the user where the image is not made from vllm-image/: an official one runs as root."""
+    if plugin is v1alpha1.Plugin.IMAGE or engines.is_our_image(engine):
+        return {}
+    return {"runAsUser": ENGINE_USER, "runAsGroup": ENGINE_GROUP}
+
+
+def _environment(
+    inputs: v1alpha1.RevisionInputs, plugin: v1alpha1.Plugin, *, has_user: bool
+) -> list[dict[str, Any]]:
     """List the variables, ours first; the user's take the place of ours with the same name."""
     model, engine = inputs.model, inputs.engine
     for variable in engine.env:
@@ -128,12 +153,16 @@ def _environment(inputs: v1alpha1.RevisionInputs) -> list[dict[str, Any]]:
         "VLLM_CACHE_ROOT": f"{CACHE_FOLDER}/vllm",
         "TRITON_CACHE_DIR": f"{CACHE_FOLDER}/triton",
         "TORCHINDUCTOR_CACHE_DIR": f"{CACHE_FOLDER}/inductor",
-        "SPECDECODE_TABLES": metadata.TABLES_FOLDER,
-        "SPECDECODE_ARM": f"{metadata.POD_FOLDER}/{metadata.ARM_FILE}",
-        "SPECDECODE_TERMINATION_LOG": metadata.TERMINATION_LOG,
     }
+    if plugin is not v1alpha1.Plugin.NONE:
+        plain["SPECDECODE_TABLES"] = metadata.TABLES_FOLDER
+        plain["SPECDECODE_ARM"] = f"{metadata.POD_FOLDER}/{metadata.ARM_FILE}"
+        plain["SPECDECODE_TERMINATION_LOG"] = metadata.TERMINATION_LOG
     if _is_local(inputs):
         plain["HF_HUB_OFFLINE"] = "1"
+    if has_user:
+        # The image knows no such user, and Python asks for its name.
+        plain["USER"] = metadata.ENGINE_CONTAINER
     secrets = {"HF_TOKEN": model.token_secret_ref, "VLLM_API_KEY": engine.api_key_secret_ref}
     variables: dict[str, dict[str, Any]] = {
         **{name: {"name": name, "value": value} for name, value in plain.items()},
@@ -193,9 +222,11 @@ def _probes(inputs: v1alpha1.RevisionInputs) -> dict[str, Any]:
     }
 
 
-def _volumes(name: str, inputs: v1alpha1.RevisionInputs) -> list[dict[str, Any]]:
+def _volumes(
+    name: str, inputs: v1alpha1.RevisionInputs, plugin: v1alpha1.Plugin
+) -> list[dict[str, Any]]:
     arm = f"metadata.annotations['{metadata.ANNOTATION_ARM}']"
-    volumes = [
+    followed: list[dict[str, Any]] = [
         {
             "name": metadata.TABLES_VOLUME,
             "configMap": {"name": metadata.tables_name(name), "optional": True},
@@ -204,6 +235,9 @@ def _volumes(name: str, inputs: v1alpha1.RevisionInputs) -> list[dict[str, Any]]
             "name": metadata.POD_VOLUME,
             "downwardAPI": {"items": [{"path": metadata.ARM_FILE, "fieldRef": {"fieldPath": arm}}]},
         },
+    ]
+    volumes: list[dict[str, Any]] = [
+        *(followed if plugin is not v1alpha1.Plugin.NONE else ()),
         {"name": "models", **_model_source(inputs.model.cache)},
         {"name": "cache", "emptyDir": {}},
         {"name": "tmp", "emptyDir": {}},
@@ -213,14 +247,13 @@ def _volumes(name: str, inputs: v1alpha1.RevisionInputs) -> list[dict[str, Any]]
     return volumes
 
 
-def _mounts(inputs: v1alpha1.RevisionInputs) -> list[dict[str, Any]]:
-    mounts: list[dict[str, Any]] = [
-        {
-            "name": metadata.TABLES_VOLUME,
-            "mountPath": metadata.TABLES_FOLDER,
-            "readOnly": True,
-        },
+def _mounts(inputs: v1alpha1.RevisionInputs, plugin: v1alpha1.Plugin) -> list[dict[str, Any]]:
+    followed = [
+        {"name": metadata.TABLES_VOLUME, "mountPath": metadata.TABLES_FOLDER, "readOnly": True},
         {"name": metadata.POD_VOLUME, "mountPath": metadata.POD_FOLDER, "readOnly": True},
+    ]
+    mounts: list[dict[str, Any]] = [
+        *(followed if plugin is not v1alpha1.Plugin.NONE else ()),
         {"name": "models", "mountPath": MODELS_FOLDER},
         {"name": "cache", "mountPath": CACHE_FOLDER},
         {"name": "tmp", "mountPath": "/tmp"},

@@ -29,6 +29,7 @@ class Actor:
     """Writes what was decided; decides nothing."""
 
     kube: kube.KubeClient
+    plugin_image: str | None = None
 
     def act(self, seen: Observation, decision: Decision) -> None:
         """Write everything, in an order that survives a kill between any two writes.
@@ -82,7 +83,11 @@ class Actor:
 
     def _set_revision(self, target: ObservedObject, action: SetRevision) -> None:
         template = action.template or deployment.render_template(
-            target.key.name, action.inputs, revision=action.revision, rendered_by=__version__
+            target.key.name,
+            action.inputs,
+            revision=action.revision,
+            rendered_by=__version__,
+            plugin_image=self.plugin_image,
         )
         self.kube.apply(
             deployment.build_deployment(

@@ -97,7 +97,7 @@ class Observer:
         return Observation(
             now=self.clock(),
             target=target,
-            unrenderable=_find_unrenderable(target),
+            unrenderable=_find_unrenderable(target, self.settings.plugin_image),
             revisions=tuple(revisions),
             pods=tuple(seen_pods),
             tables=tables.read_tables(config_map) if config_map else None,
@@ -215,13 +215,19 @@ def _to_spec(raw: Mapping[str, Any]) -> Spec | InvalidSpec:
         return InvalidSpec(parse.problems_of(error))
 
 
-def _find_unrenderable(target: ObservedObject) -> str | None:
+def _find_unrenderable(target: ObservedObject, plugin_image: str | None) -> str | None:
     """Try whether the spec can become a pod; only the rendering knows about overlays and names."""
     if isinstance(target.spec, InvalidSpec):
         return None
     inputs = levers.inputs_of(target.spec)
     try:
-        deployment.render_template(target.key.name, inputs, revision="try", rendered_by="")
+        deployment.render_template(
+            target.key.name,
+            inputs,
+            revision="try",
+            rendered_by="",
+            plugin_image=plugin_image,
+        )
     except errors.InvalidSpecError as error:
         return str(error)
     return None

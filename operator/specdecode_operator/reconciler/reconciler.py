@@ -39,7 +39,7 @@ class Reconciler:
         telemetry: Telemetry,
     ) -> None:
         self._observer = Observer(kube, prometheus, engines, config, clock)
-        self._actor = Actor(kube)
+        self._actor = Actor(kube, config.plugin_image)
         self._cycle = config.cycle
         self._telemetry = telemetry
         self._locks: dict[ObjectKey, threading.Lock] = {}
