@@ -61,6 +61,12 @@ class Reason(StrEnum):
     COLLECTING = "Collecting"
     HELD = "Held"
     DOES_NOT_PAY = "SpeculationDoesNotPay"
+    # Why there is no number, beside NoTraffic and Collecting
+    BAD_DATA = "BadData"
+    OUT_OF_RANGE = "OutOfRange"
+    NOTHING_ACCEPTED = "NothingAccepted"
+    VARYING_K = "VaryingK"
+    ADAPTIVE_VERIFICATION = "AdaptiveVerification"
     # Speculation
     SPECULATING = "Speculating"
     NOT_ASKED_FOR = "NotAskedFor"
