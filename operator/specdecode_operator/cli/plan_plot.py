@@ -1,0 +1,171 @@
+"""Draws an offline plan: goodput by batch and K, intervals, and the steps of the chosen table.
+
+Arms differ by percents where goodput grows a hundredfold with the batch; so below the goodput
+stands each arm against the best K there, and the table's steps run along it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, NullLocator
+
+from specdecode_operator.cli.plan_text import arm_name, batch_name, describe_speculation
+from specdecode_operator.decide.offline_plan import OfflinePlan
+from specdecode_operator.estimate.surface import Estimate, Surface
+from specdecode_operator.estimate.surface_prior import Arm
+
+_OFF_COLOUR: Final = "#555555"
+_CHOSEN_COLOUR: Final = "#c0392b"
+_WIDE_SPAN: Final = 8
+_DOTS_PER_INCH: Final = 130
+
+_Scale = Callable[[Estimate, float], tuple[float, float, float]]
+
+
+def draw(surface: Surface, plan: OfflinePlan, path: Path) -> None:
+    """Write the picture; the format follows the file's name. Raises OSError, ValueError."""
+    figure = Figure(figsize=(10, 8.2), layout="constrained")
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[1.15, 1])
+    colours = _colours(surface.arms)
+    best = {c.batch: _best_k(c.estimates) for c in plan.by_load}
+    for arm in surface.arms:
+        _draw_arm(top, plan, arm, colours[arm], lambda e, _: (e.tokens_per_second, e.lower, e.upper))
+        _draw_arm(bottom, plan, arm, colours[arm], lambda e, b: _against(e, best[b]))
+    _draw_choices(top, plan)
+    _draw_steps(bottom, plan, colours)
+    _label(top, bottom, plan)
+    _scale_axes(top, bottom, surface)
+    top.legend(handles=_legend(surface.arms, colours), loc="upper left", fontsize=9, ncols=2)
+    figure.savefig(path, dpi=_DOTS_PER_INCH)
+
+
+def _colours(arms: Sequence[Arm]) -> dict[Arm, object]:
+    ks = [arm for arm in arms if arm is not None]
+    shades = mpl.colormaps["viridis"](np.linspace(0.05, 0.9, max(len(ks), 1)))
+    return {None: _OFF_COLOUR, **dict(zip(ks, map(tuple, shades), strict=False))}
+
+
+def _best_k(estimates: Mapping[Arm, Estimate]) -> float:
+    """Return the goodput of the best K; of off where no K was measured."""
+    ks = [e.tokens_per_second for arm, e in estimates.items() if arm is not None]
+    return max(ks or [e.tokens_per_second for e in estimates.values()])
+
+
+def _against(estimate: Estimate, best: float) -> tuple[float, float, float]:
+    return (
+        100 * (estimate.tokens_per_second / best - 1),
+        100 * (estimate.lower / best - 1),
+        100 * (estimate.upper / best - 1),
+    )
+
+
+def _draw_arm(axes: Axes, plan: OfflinePlan, arm: Arm, colour: object, scale: _Scale) -> None:
+    batches = [choice.batch for choice in plan.by_load]
+    found = [choice.estimates[arm] for choice in plan.by_load]
+    scaled = [scale(e, b) for e, b in zip(found, batches, strict=True)]
+    middle, lower, upper = (np.array(part) for part in zip(*scaled, strict=True))
+    axes.plot(batches, middle, color=colour, linestyle="--" if arm is None else "-", linewidth=1.4)  # type: ignore[arg-type]
+    for measured in (True, False):
+        here = np.array([e.measured == measured for e in found])
+        if here.any():
+            axes.errorbar(
+                np.array(batches)[here],
+                middle[here],
+                yerr=[(middle - lower)[here], (upper - middle)[here]],
+                fmt="s" if arm is None else "o",
+                markersize=5.5,
+                color=colour,  # type: ignore[arg-type]
+                markerfacecolor=colour if measured else "white",  # type: ignore[arg-type]
+                elinewidth=1.0,
+                capsize=2.5 if measured else 0,
+                alpha=1.0 if measured else 0.75,
+            )
+
+
+def _draw_choices(axes: Axes, plan: OfflinePlan) -> None:
+    axes.plot(
+        [choice.batch for choice in plan.by_load],
+        [choice.expected.tokens_per_second for choice in plan.by_load],
+        linestyle="none",
+        marker="o",
+        markersize=13,
+        markerfacecolor="none",
+        markeredgecolor=_CHOSEN_COLOUR,
+        markeredgewidth=1.8,
+        zorder=5,
+    )
+
+
+def _draw_steps(axes: Axes, plan: OfflinePlan, colours: Mapping[Arm, object]) -> None:
+    """Shade the rows of the table and write their K above them."""
+    if plan.table is None:
+        return
+    smallest, largest = plan.by_load[0].batch, plan.by_load[-1].batch
+    for number, row in enumerate(plan.table.rows):
+        left = max(row.first - 0.5, smallest / 1.25) if number else smallest / 1.25
+        right = row.last + 0.5 if row is not plan.table.rows[-1] else largest * 1.25
+        if right <= left:
+            continue
+        axes.axvspan(left, right, color=colours[row.k], alpha=0.13, linewidth=0)  # type: ignore[arg-type]
+        if number:
+            axes.axvline(left, color=_CHOSEN_COLOUR, linewidth=1.2, linestyle=":")
+        axes.text(
+            math.sqrt(left * right),
+            1.015,
+            f"K={row.k}",
+            transform=axes.get_xaxis_transform(),
+            ha="center",
+            va="bottom",
+            fontsize=10,
+            color=_CHOSEN_COLOUR,
+            fontweight="bold",
+        )
+
+
+def _label(top: Axes, bottom: Axes, plan: OfflinePlan) -> None:
+    top.set_title(describe_speculation(plan), fontsize=11, loc="left")
+    top.set_ylabel("goodput, tok/s")
+    bottom.set_ylabel("against the best K at that batch, %")
+    bottom.set_xlabel("batch, requests")
+    for axes in (top, bottom):
+        axes.grid(visible=True, alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+
+
+def _scale_axes(top: Axes, bottom: Axes, surface: Surface) -> None:
+    batches = surface.batches
+    if batches[-1] >= _WIDE_SPAN * batches[0]:
+        bottom.set_xscale("log", base=2)
+        top.set_yscale("log")
+        top.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+    bottom.set_xticks(batches)
+    bottom.xaxis.set_major_formatter(FuncFormatter(lambda x, _: batch_name(x)))
+    bottom.xaxis.set_minor_locator(NullLocator())
+    bottom.set_xlim(batches[0] / 1.25, batches[-1] * 1.25)
+
+
+def _legend(arms: Sequence[Arm], colours: Mapping[Arm, object]) -> list[Line2D]:
+    lines = [
+        Line2D([], [], color=colours[arm], linestyle="--" if arm is None else "-", label=name)  # type: ignore[arg-type]
+        for arm in arms
+        for name in ("speculation off" if arm is None else arm_name(arm),)
+    ]
+    marks = [
+        ("measured, 95 % interval", {"color": "#333333", "markersize": 5.5}),
+        ("predicted", {"color": "#333333", "markersize": 5.5, "markerfacecolor": "white"}),
+        ("best arm at that batch", {"color": _CHOSEN_COLOUR, "markersize": 11}),
+    ]
+    for label, style in marks:
+        if label.startswith("best"):
+            style |= {"markerfacecolor": "none", "markeredgewidth": 1.8}
+        lines.append(Line2D([], [], linestyle="none", marker="o", label=label, **style))  # type: ignore[arg-type]
+    return lines
