@@ -21,6 +21,7 @@ from tests.support.simulator import Simulator
 from tests.support.stack import (
     CYCLE,
     SCRAPE_INTERVAL,
+    STREAM_INTERVAL,
     EngineImage,
     RealImage,
     SimulatedImage,
@@ -104,6 +105,7 @@ def _settings(stack: Stack) -> str:
     if isinstance(stack.engine, SimulatedImage):
         simulator = stack.engine.simulator
         text += f", GPU profile {simulator.profile}, time scale {simulator.time_scale:g}"
+        text += f", one event for {STREAM_INTERVAL} tokens"
     return text
 
 

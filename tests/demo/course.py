@@ -225,6 +225,7 @@ class Course:
         self.report = Report(engine=stack.engine.name, pods=plan.pods)
         self.loop: BackgroundLoop
         self.watch = PodWatch(stack.objects, NAME)
+        self._step_seconds: dict[str, tuple[float, float]] = {}
 
     def run(self, *, when_ready: Callable[[], None] = lambda: None) -> Report:
         """Run everything: start, loads, fault, speculation off."""
@@ -236,29 +237,32 @@ class Course:
                 for number, streams in enumerate(self._plan.loads):
                     again = streams in self._plan.loads[:number]
                     self.tune(streams, measure_fixed=not again)
+                    self._note_lag(str(streams))
                 total = window.stop()
                 self.report.requests, self.report.errors = total.requests, total.error_count
                 self.report.engine_restarts = sum(self.watch.restarts.values())
             if self._plan.drain_requests:
                 self.drain()
-            self._note_lag("loads", {})
+                self._note_lag("drain")
             with self._start_load() as self.loop:
                 self.fall()
-                before = self._stack.read_step_seconds(NAME)
+                self._step_seconds = self._stack.read_step_seconds(NAME)
                 for streams in sorted(set(self._plan.loads)):
                     self.report.off[streams] = self._measure_off(streams)
-            self._note_lag("off", before)
+                    self._note_lag(f"off {streams}")
         return self.report
 
-    def _note_lag(self, phase: str, before: dict[str, tuple[float, float]]) -> None:
-        """Note the worst lag of simulated engines since `before`: busy ÷ planned time − 1."""
+    def _note_lag(self, phase: str) -> None:
+        """Note the worst lag of a simulated engine in the phase that ends: busy ÷ planned − 1."""
+        before, after = self._step_seconds, self._stack.read_step_seconds(NAME)
         lags = []
-        for pod, (planned, busy) in self._stack.read_step_seconds(NAME).items():
+        for pod, (planned, busy) in after.items():
             planned_before, busy_before = before.get(pod, (0.0, 0.0))
             if planned > planned_before:
                 lags.append((busy - busy_before) / (planned - planned_before) - 1)
         if lags:
-            self.report.lag[phase] = max(lags)
+            self.report.lag[phase] = max([*lags, self.report.lag.get(phase, 0.0)])
+        self._step_seconds = after
 
     def start(self) -> None:
         """Apply the object and wait until its engine serves."""

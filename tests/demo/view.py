@@ -169,13 +169,14 @@ def draw_drain(report: Report) -> Table:
 
 def judge_lag(report: Report) -> str:
     """Say whether the simulated engines kept to their planned step times."""
-    worst = max(report.lag.values())
+    phase, worst = max(report.lag.items(), key=lambda one: one[1])
     if worst > LAG_LIMIT:
         return (
-            f"[bold red]INVALID: simulated engines lagged by {worst:.1%}[/bold red], more than "
-            f"{LAG_LIMIT:.0%}: this measured the machine. Run it on an idle one"
+            f"[bold red]INVALID: simulated engines lagged by {worst:.1%}[/bold red] at load "
+            f"{phase}, more than {LAG_LIMIT:.0%}: this measured the machine. Run it on an idle one"
         )
-    return f"simulated engines lagged by at most {worst:.1%} (limit {LAG_LIMIT:.0%})"
+    limit = f"{LAG_LIMIT:.0%} is the limit"
+    return f"simulated engines lagged by at most {worst:.1%}, at load {phase} ({limit})"
 
 
 def draw_fault(report: Report) -> Table:

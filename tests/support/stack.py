@@ -23,6 +23,7 @@ from tests.support.prometheus import LocalPrometheus
 from tests.support.simulator import Simulator
 
 SCRAPE_INTERVAL = "2s"
+STREAM_INTERVAL = "4"
 CYCLE = "8s"
 
 
@@ -133,6 +134,9 @@ class SimulatedImage:
             "engine": {
                 "image": self.image,
                 "maxNumSeqs": 256,
+                # Without speculation 3 pods x 256 streams are 43,000 tokens a second: one event
+                # for each would take more than two cores in engines, balancer and clients.
+                "extraArgs": ["--stream-interval", STREAM_INTERVAL],
                 "startupTimeout": "2m",
                 "drainTimeout": "5s",
             },
