@@ -10,10 +10,11 @@ import os
 import sys
 from collections.abc import Sequence
 
-from specdecode_operator.cli import classify
+from specdecode_operator.cli import acceptance, classify, explain, plan
 from specdecode_operator.errors import OperatorError
 
-COMMANDS = (classify,)  # each a module with add_parser(subparsers) and run(options) -> int
+# Each is a module with add_parser(subparsers) and run(options) -> int.
+COMMANDS = (plan, acceptance, explain, classify)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
