@@ -1,0 +1,118 @@
+"""What each K is worth at each load: engines of the simulator's profiles, recorded cell by cell.
+
+A closed loop of so many streams keeps the batch at that number, so one K rules and a cell is
+(streams, K, ease, lengths). Its goodput is the mean over its recording: the truth of this benchmark.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specdecode_sim import block, profile, virtual
+from specdecode_vllm import table as tables
+
+OFF = -1  # speculation off: no drafter, as against K=0, which keeps it
+MAX_REQUESTS = 256
+FULL_EASE = 100  # percent: acceptance as the profile's curve says
+
+# The block noise that the project's statistics were made for: 3 %, AR(1) 0.8 from one block of
+# 30 s to the next.
+NOISE = profile.Noise(step=0.02, slow=0.03, slow_seconds=134.0)
+
+Steps = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Load:
+    """What the clients do for a while; `ease` in percent scales how easily drafts are accepted."""
+
+    streams: int
+    ease: int
+    lengths: virtual.Lengths
+
+
+class Surface:
+    """One profile's engine, with or without adaptive verification (AV)."""
+
+    def __init__(self, name: str, *, adaptive: bool = False, noise_factor: float = 1.0) -> None:
+        plain = profile.load_profile(name)
+        noise = NOISE.model_copy(update={"slow": NOISE.slow * noise_factor})
+        self.name = name
+        self.profile = plain.model_copy(update={"noise": noise, "kv_tokens": 4_000_000})
+        self.k_max = len(plain.acceptance.curve)
+        self.ks = tuple(range(self.k_max + 1))
+        self.adaptive = adaptive
+        self._tapes: dict[tuple[virtual.Lengths, bool], block.Tapes] = {}
+
+    @property
+    def captured_tokens(self) -> int:
+        """Decode tokens of a step beyond which no CUDA graph was captured."""
+        return self.profile.times.captured_tokens
+
+    def clamped(self, rows: Sequence[Sequence[int]], streams: int) -> int:
+        """Return K at a load as the engine plugin takes a table: within the captured graphs."""
+        kept, _ = tables.clamp_rows(
+            tables.extend_rows([tables.Row(*row) for row in rows], max_batch=MAX_REQUESTS),
+            envelope=self.ks,
+            captured_tokens=self.captured_tokens,
+        )
+        return tables.build_lookup(kept, max_batch=MAX_REQUESTS)[streams]
+
+    def tapes(self, lengths: virtual.Lengths, *, speculation: bool = True) -> block.Tapes:
+        """Return the recordings of engines of this make."""
+        key = (lengths, speculation)
+        if key not in self._tapes:
+            self._tapes[key] = block.Tapes(
+                self.profile,
+                k_max=self.k_max,
+                adaptive=self.adaptive and speculation,
+                speculation=speculation,
+                max_requests=MAX_REQUESTS,
+                lengths=lengths,
+            )
+        return self._tapes[key]
+
+    def steps(self, load: Load, k: int) -> Steps:
+        """Return the recorded steps of a cell, without noise; columns as in `virtual`."""
+        rows = ((1, MAX_REQUESTS, max(k, 0)),)
+        tapes = self.tapes(load.lengths, speculation=k != OFF)
+        return tapes.get((rows, load.streams, load.ease))
+
+    @functools.cache  # noqa: B019 - surfaces live as long as the run
+    def goodput(self, load: Load, k: int) -> float:
+        """Return the cell's tokens per second in the long run."""
+        steps = self.steps(load, k)
+        tokens = steps[:, virtual.STEP_TOKENS].sum(dtype=np.float64)
+        return float(tokens / steps[:, virtual.STEP_SECONDS].sum(dtype=np.float64))
+
+    @functools.cache  # noqa: B019 - as above
+    def best(self, load: Load) -> float:
+        """Return the goodput of the oracle: the best K, 0 and speculation off among them."""
+        return max(self.goodput(load, k) for k in (OFF, *self.ks))
+
+
+class NoisyEngine(block.BlockEngine):
+    """One engine under changing loads; its slow noise runs on through all of them."""
+
+    def __init__(self, surface: Surface, load: Load, *, seed: int) -> None:
+        super().__init__(surface.tapes(load.lengths), seed=seed)
+        self._surface = surface
+        self._load = load
+        self._by_lengths: dict[virtual.Lengths, dict[block.Cell, int]] = {}
+
+    def serve(self, load: Load, k: int, seconds: float) -> virtual.Totals:
+        """Let time pass at one K; returns what the plugin's counters gained."""
+        if k == OFF:
+            raise ValueError("speculation off is another engine: a restart, not a K")
+        self._load = load
+        self._tapes = self._surface.tapes(load.lengths)
+        self._heads = self._by_lengths.setdefault(load.lengths, {})
+        return self.run(((1, MAX_REQUESTS, k),), streams=load.streams, seconds=seconds)
+
+    def _ease_steps(self) -> int:
+        return self._load.ease
