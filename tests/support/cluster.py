@@ -59,6 +59,7 @@ class LocalCluster:
         nodes: int = 3,
         gpus: int = 1,
         restart_backoff_seconds: float = 1.0,
+        node_address: str | None = None,
     ) -> None:
         self._temporary = directory is None
         self.directory = directory or Path(tempfile.mkdtemp(prefix="specdecode-cluster-"))
@@ -67,6 +68,7 @@ class LocalCluster:
             "--nodes", str(nodes),
             "--gpus", str(gpus),
             "--restart-backoff", f"{restart_backoff_seconds}s",
+            *(["--node-address", node_address] if node_address else []),
         ]  # fmt: skip
         self._binary: Path | None = None
         self._forwards: list[subprocess.Popen[str]] = []

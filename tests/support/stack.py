@@ -159,12 +159,18 @@ class SimulatedImage:
 class Stack:
     """Start everything but the load; stop exactly what was started."""
 
-    def __init__(self, directory: Path, engine: EngineImage | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        engine: EngineImage | None = None,
+        *,
+        cluster: LocalCluster | None = None,
+    ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.paths = StackPaths(directory)
         self.engine = engine or RealImage()
         self._exits = contextlib.ExitStack()
-        self.cluster: LocalCluster
+        self.cluster = cluster or LocalCluster(directory / "cluster")
         self.prometheus: LocalPrometheus
         self.operator: OperatorProcess
         self.objects: Objects
@@ -177,9 +183,9 @@ class Stack:
 
     def _start(self, exits: contextlib.ExitStack) -> None:
         directory = self.paths.directory
-        shutil.rmtree(directory / "cluster", ignore_errors=True)
+        shutil.rmtree(self.cluster.directory, ignore_errors=True)
         self.paths.plant.unlink(missing_ok=True)
-        self.cluster = exits.enter_context(LocalCluster(directory / "cluster"))
+        exits.enter_context(self.cluster)
         self.engine.register(self.cluster, self.paths)
         self.cluster.kubectl("apply", "--server-side", "-f", str(ROOT / "crds"))
         self.cluster.kubectl(
