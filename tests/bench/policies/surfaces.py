@@ -6,7 +6,6 @@ A closed loop of so many streams keeps the batch at that number, so one K rules 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -39,15 +38,15 @@ class Load:
 class Surface:
     """One profile's engine, with or without adaptive verification (AV)."""
 
-    def __init__(self, name: str, *, adaptive: bool = False, noise_factor: float = 1.0) -> None:
+    def __init__(self, name: str, *, adaptive: bool = False) -> None:
         plain = profile.load_profile(name)
-        noise = NOISE.model_copy(update={"slow": NOISE.slow * noise_factor})
         self.name = name
-        self.profile = plain.model_copy(update={"noise": noise, "kv_tokens": 4_000_000})
+        self.profile = plain.model_copy(update={"noise": NOISE, "kv_tokens": 4_000_000})
         self.k_max = len(plain.acceptance.curve)
         self.ks = tuple(range(self.k_max + 1))
         self.adaptive = adaptive
-        self._tapes: dict[tuple[virtual.Lengths, bool], block.Tapes] = {}
+        self._tapes: dict[tuple[virtual.Lengths, bool], RecentTapes] = {}
+        self._goodput: dict[tuple[Load, int], float] = {}
 
     @property
     def captured_tokens(self) -> int:
@@ -63,11 +62,11 @@ class Surface:
         )
         return tables.build_lookup(kept, max_batch=MAX_REQUESTS)[streams]
 
-    def tapes(self, lengths: virtual.Lengths, *, speculation: bool = True) -> block.Tapes:
+    def tapes(self, lengths: virtual.Lengths, *, speculation: bool = True) -> RecentTapes:
         """Return the recordings of engines of this make."""
         key = (lengths, speculation)
         if key not in self._tapes:
-            self._tapes[key] = block.Tapes(
+            self._tapes[key] = RecentTapes(
                 self.profile,
                 k_max=self.k_max,
                 adaptive=self.adaptive and speculation,
@@ -83,24 +82,44 @@ class Surface:
         tapes = self.tapes(load.lengths, speculation=k != OFF)
         return tapes.get((rows, load.streams, load.ease))
 
-    @functools.cache  # noqa: B019 - surfaces live as long as the run
     def goodput(self, load: Load, k: int) -> float:
         """Return the cell's tokens per second in the long run."""
-        steps = self.steps(load, k)
-        tokens = steps[:, virtual.STEP_TOKENS].sum(dtype=np.float64)
-        return float(tokens / steps[:, virtual.STEP_SECONDS].sum(dtype=np.float64))
+        if (load, k) not in self._goodput:
+            steps = self.steps(load, k)
+            tokens = steps[:, virtual.STEP_TOKENS].sum(dtype=np.float64)
+            seconds = steps[:, virtual.STEP_SECONDS].sum(dtype=np.float64)
+            self._goodput[load, k] = float(tokens / seconds)
+        return self._goodput[load, k]
 
-    @functools.cache  # noqa: B019 - as above
     def best(self, load: Load) -> float:
         """Return the goodput of the oracle: the best K, 0 and speculation off among them."""
         return max(self.goodput(load, k) for k in (OFF, *self.ks))
 
 
+class RecentTapes(block.Tapes):
+    """Recordings of which only the latest used are kept: one is some ten megabytes."""
+
+    KEPT = 60
+
+    def get(self, cell: block.Cell) -> block.Tape:
+        """Return a cell's tape; one that was let go is recorded again, and comes out the same."""
+        tape = super().get(cell)
+        self._tapes[cell] = self._tapes.pop(cell)
+        while len(self._tapes) > self.KEPT:
+            self._tapes.pop(next(iter(self._tapes)))
+        return tape
+
+
 class NoisyEngine(block.BlockEngine):
     """One engine under changing loads; its slow noise runs on through all of them."""
 
-    def __init__(self, surface: Surface, load: Load, *, seed: int) -> None:
+    def __init__(
+        self, surface: Surface, load: Load, *, seed: int, noise_factor: float = 1.0
+    ) -> None:
         super().__init__(surface.tapes(load.lengths), seed=seed)
+        slow = self._conditions.slow_noise * noise_factor
+        self._conditions = self._conditions._replace(slow_noise=slow)
+        self._slow *= noise_factor
         self._surface = surface
         self._load = load
         self._by_lengths: dict[virtual.Lengths, dict[block.Cell, int]] = {}

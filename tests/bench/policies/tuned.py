@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specdecode_operator.api.conditions import Reason
 from specdecode_operator.api.v1alpha1 import (
@@ -34,7 +35,6 @@ from specdecode_operator.domain.decision import Event
 from specdecode_operator.domain.observation import MetricsSamples, Series
 from specdecode_operator.domain.table import Envelope, KTable
 from specdecode_operator.durations import parse_duration
-from specdecode_operator.estimate import counters
 from specdecode_sim import virtual
 from tests.bench.policies.surfaces import MAX_REQUESTS, Load, NoisyEngine, Surface
 from tests.bench.policies.traces import SCRAPE_SECONDS, Phase
@@ -44,6 +44,16 @@ DELIVERY_SECONDS = 0.5  # from the write of a table until every engine reports i
 KEPT_SECONDS = 3600 + 4 * SCRAPE_SECONDS
 CYCLE_SECONDS = 60.0
 START_K = 3  # what EAGLE's guides start with
+
+# In the order of `virtual`'s columns: steps, seconds, tokens, requests, context or prefill tokens.
+STEP_COUNTERS = tuple(
+    f"specdecode_{name}_total"
+    for name in ("steps", "step_seconds", "step_tokens", "step_requests", "step_context_tokens")
+)
+MIXED_COUNTERS = tuple(
+    f"specdecode_mixed_{name}_total"
+    for name in ("steps", "step_seconds", "step_tokens", "step_requests", "step_prefill_tokens")
+)
 
 Key = tuple[str, tuple[tuple[str, str], ...]]
 
@@ -80,17 +90,18 @@ class Scraped:
         """Let the counters gain what an engine did."""
         for bucket, k in np.argwhere(totals.cells[..., virtual.STEPS] > 0):
             labels = {"batch": str(1 << int(bucket)), "k": str(int(k)), "arm": "0"}
-            self._add(counters.STEP_COUNTERS, labels, totals.cells[bucket, k])
+            self._add(STEP_COUNTERS, labels, totals.cells[bucket, k])
         for (bucket,) in np.argwhere(totals.mixed[..., virtual.STEPS] > 0):
             labels = {"batch": str(1 << int(bucket)), "arm": "0"}
-            self._add(counters.MIXED_COUNTERS, labels, totals.mixed[bucket])
+            self._add(MIXED_COUNTERS, labels, totals.mixed[bucket])
         for position, at_risk in enumerate(totals.at_risk):
             if at_risk:
                 labels = {"position": str(position)}
-                self._gain(counters.AT_RISK_COUNTER, labels, float(at_risk))
-                self._gain(counters.ACCEPTED_COUNTER, labels, float(totals.accepted[position]))
+                self._gain("specdecode_at_risk_per_position_total", labels, float(at_risk))
+                accepted = float(totals.accepted[position])
+                self._gain("specdecode_accepted_per_position_total", labels, accepted)
         steps = totals.cells[..., virtual.STEPS].sum() + totals.mixed[..., virtual.STEPS].sum()
-        self._gain(counters.ITERATIONS_COUNTER, {}, float(steps))
+        self._gain("specdecode_engine_iterations_total", {}, float(steps))
 
     def scrape(self, now: float) -> None:
         """Keep a sample of every counter."""
@@ -110,8 +121,9 @@ class Scraped:
                 found.append(Series(name, named, inside))
         return MetricsSamples(start=start, end=end, series=tuple(found))
 
-    def _add(self, names: dict[str, str], labels: dict[str, str], row: np.ndarray) -> None:
-        # Both follow the order of `virtual`'s columns: steps, seconds, tokens, requests, context.
+    def _add(
+        self, names: tuple[str, ...], labels: dict[str, str], row: NDArray[np.float64]
+    ) -> None:
         for name, amount in zip(names, row, strict=True):
             self._gain(name, labels, float(amount))
 
@@ -125,6 +137,7 @@ class Tuned:
 
     surface: Surface
     seed: int
+    noise_factor: float = 1.0
     settings: Settings = field(default_factory=Settings)
     stretches: list[Stretch] = field(default_factory=list)
     events: list[tuple[float, Event]] = field(default_factory=list)
@@ -145,7 +158,9 @@ class Tuned:
 
     def run(self, trace: list[Phase]) -> None:
         """Serve a whole trace."""
-        engine = NoisyEngine(self.surface, trace[0].load, seed=self.seed)
+        engine = NoisyEngine(
+            self.surface, trace[0].load, seed=self.seed, noise_factor=self.noise_factor
+        )
         for phase in trace:
             until = self.now + phase.seconds
             while self.now < until - 1e-6:
