@@ -41,20 +41,16 @@ SIMULATED_PLAN = Plan(
     output_tokens="uniform:64:192",
     off_settle_seconds=4.0,
     drain_requests=256,
-    fault="adaptive",
+    fault="graphs",
     fault_streams=256,
 )
-# As the public report has it: adaptive verification beside FULL_AND_PIECEWISE graphs dies within a
-# minute under load, while either alone is stable.
+# Like the public report, where one lever brought engines down within a minute under load; that one
+# (adaptive verification beside FULL_AND_PIECEWISE graphs) the operator refuses by now.
 SCENARIO = {
     "faults": [
         {
             "kind": "illegal-memory-access",
-            "when": {
-                "adaptiveVerification": True,
-                "graphs": ["FULL_AND_PIECEWISE"],
-                "minRunning": 16,
-            },
+            "when": {"graphs": ["FULL"], "minRunning": 16},
             "meanSeconds": 20,
         }
     ]

@@ -60,9 +60,9 @@ class Plan:
     drain_requests: int = 0
     drain_tokens: str = "lognormal:256:0.8"
     fault_streams: int = 8
-    # How the illegal memory access is provoked: a planted file, or adaptive verification asked
-    # for, which the scenario of the simulated engines does not survive.
-    fault: Literal["plant", "adaptive"] = "plant"
+    # How the illegal memory access is provoked: a planted file, or CUDA graphs of another kind
+    # asked for, which the scenario of the simulated engines does not survive.
+    fault: Literal["plant", "graphs"] = "plant"
     seed: int = 1
 
 
@@ -476,6 +476,15 @@ class Course:
             return
         self._tell("asking for adaptive verification beside FULL_AND_PIECEWISE graphs")
         self._stack.objects.edit(NAME, {"speculation": {"adaptiveVerification": "Enabled"}})
+        status = self._stack.objects.wait_status(
+            NAME,
+            lambda s: _condition(s, "Degraded").get("reason") == "InvalidSpec",
+            what="the refusal of what is known to crash",
+        )
+        self._tell(f"  refused: {_condition(status, 'Degraded')['message']}")
+        self._tell("asking for FULL graphs instead, of which nobody knows yet that they crash here")
+        unknown = {"adaptiveVerification": "Disabled", "cudagraphMode": "FULL"}
+        self._stack.objects.edit(NAME, {"speculation": unknown})
 
     def _measure_off(self, streams: int) -> float:
         self._hold(streams)

@@ -216,7 +216,7 @@ def test_a_table_that_breaks_an_invariant_is_refused() -> None:
     assert "spec.speculation.kTable: a row starts at batch 4: rows start at 1 or 2^n + 1" in problem
 
 
-AV = {"adaptiveVerification": "Enabled"}
+AV = {"adaptiveVerification": "Enabled", "cudagraphMode": "FULL_DECODE_ONLY"}
 
 AV_REFUSED = {
     "no logits to weigh": ({}, {"method": "ngram"}, "for the method ngram"),
@@ -255,3 +255,12 @@ def test_adaptive_verification_with_tensor_parallelism_passes() -> None:
 def test_an_unknown_version_is_not_judged_by_what_other_versions_do() -> None:
     spec = a_spec(engine={"version": "0.40.0"}, speculation={**AV, "method": "ngram"})
     assert refusal.find_refusals(spec) == ()
+
+
+def test_a_combination_that_is_known_to_crash_is_refused_whatever_the_version() -> None:
+    for version in ("0.33.0", "0.40.0"):
+        speculation = {"adaptiveVerification": "Enabled", "method": "dspark"}
+        (problem,) = refusal.find_refusals(
+            a_spec(engine={"version": version}, speculation=speculation)
+        )
+        assert problem.startswith(f"vLLM {version} is not known to survive adaptive verification")

@@ -36,7 +36,11 @@ def inputs_of(
 def template_of(inputs: v1alpha1.RevisionInputs) -> dict[str, Any]:
     """Render the pod template of an object called `chat`."""
     return deployment.render_template(
-        KEY.name, inputs, revision=lever.revision_hash(inputs), rendered_by="0.1.0"
+        KEY.name,
+        inputs,
+        revision=lever.revision_hash(inputs),
+        rendered_by="0.1.0",
+        plugin_image="registry.example/specdecode-operator:0.1.0",
     )
 
 

@@ -67,6 +67,16 @@ SITUATIONS: Final[dict[str, v1alpha1.RevisionInputs]] = {
         },
     ),
     "speculation-off": builders.inputs_of(),
+    "the-plugin-injected": builders.inputs_of(
+        engine={"image": "vllm/vllm-openai:v0.33.0"}, speculation=builders.EAGLE3
+    ),
+    "without-the-plugin": builders.inputs_of(
+        engine={"image": "vllm/vllm-openai:v0.33.0", "plugin": "None", "maxNumSeqs": 64},
+        speculation={
+            **builders.EAGLE3,
+            "kTable": [{"minBatch": 1, "k": 5}, {"minBatch": 17, "k": 1}],
+        },
+    ),
 }
 
 
