@@ -1,6 +1,7 @@
 """`make bench`: how soon a table is in force, and whether a killed operator ends in the same state.
 
 The demo's figures are measured by `make demo`. Printed as JSON, also written to .build/bench.json.
+`python -m tests.bench NAME` runs another benchmark of this folder: decide, policies, tables, ….
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import random
+import runpy
 import sys
 import threading
 import time
@@ -170,4 +172,7 @@ class Killer:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:]:
+        del sys.argv[0]
+        runpy.run_module(f"tests.bench.{sys.argv[0]}", run_name="__main__")
     sys.exit(main())
