@@ -175,4 +175,5 @@ if __name__ == "__main__":
     if sys.argv[1:]:
         del sys.argv[0]
         runpy.run_module(f"tests.bench.{sys.argv[0]}", run_name="__main__")
-    sys.exit(main())
+    else:
+        sys.exit(main())
