@@ -10,14 +10,16 @@ import copy
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Collection
 from typing import Any
 
-from specdecode_vllm import __version__, follow, live, metrics, steps
+from specdecode_vllm import __version__, edges, follow, live, metrics, steps
 
 logger = logging.getLogger("vllm.specdecode")
 
-SCHEDULER_ATTRIBUTES = ("requests", "running", "num_spec_tokens", "schedule", "update_from_output")
+# What counting steps reads. Without them tables are followed all the same: the kill switch must
+# not hang on a counter.
+SCHEDULER_ATTRIBUTES = ("requests", "running", "num_spec_tokens", "update_from_output")
 OUTPUT_ATTRIBUTES = (
     "num_scheduled_tokens",
     "total_num_scheduled_tokens",
@@ -26,7 +28,12 @@ OUTPUT_ATTRIBUTES = (
     "scheduled_cached_reqs",
     "num_invalid_spec_tokens",
 )
+# What following a table needs.
+LOOKUP_ATTRIBUTE = "dynamic_sd_lookup"
 LIVE_OUTPUT_ATTRIBUTE = "num_spec_tokens_to_schedule"
+# The V1 runner's drafters that take K by the step; the others assert that it is the greatest one.
+METHODS_OF_V1 = frozenset({"ngram", "eagle", "eagle3", "mtp", "draft_model", "dflash"})
+RUST_FRONT_END = "VLLM_USE_RUST_FRONTEND"
 
 
 def make_scheduler(*args: Any, **kwargs: Any) -> Any:
@@ -63,13 +70,16 @@ def build_hooked_class(base: Any) -> Any:
             hooks.scheduled(self, output, in_force)
             return output
 
-        def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        def update_from_output(
+            self, scheduler_output: Any, model_runner_output: Any, *args: Any, **kwargs: Any
+        ) -> Any:
             hooks = self.specdecode
-            if hooks is not None:
-                hooks.before_update(self, scheduler_output, model_runner_output)
-            result = super().update_from_output(scheduler_output, model_runner_output)
-            if hooks is not None:
-                hooks.after_update(self, scheduler_output, result)
+            update = super().update_from_output
+            if hooks is None:
+                return update(scheduler_output, model_runner_output, *args, **kwargs)
+            hooks.before_update(self, scheduler_output, model_runner_output)
+            result = update(scheduler_output, model_runner_output, *args, **kwargs)
+            hooks.after_update(self, scheduler_output, result)
             return result
 
     SpecdecodeScheduler.__name__ = SpecdecodeScheduler.__qualname__ = f"Specdecode{base.__name__}"
@@ -80,10 +90,16 @@ class Hooks:
     """What runs around the scheduler's methods; nothing here raises."""
 
     def __init__(
-        self, *, table: live.LiveTable, sink: metrics.EngineMetrics, observer: steps.StepObserver
+        self,
+        *,
+        table: live.LiveTable,
+        sink: metrics.EngineMetrics,
+        held: edges.Edges,
+        observer: steps.StepObserver | None,
     ) -> None:
         self._table = table
         self._sink = sink
+        self._edges = held
         self._observer = observer
         self._reported: set[str] = set()
 
@@ -93,6 +109,13 @@ class Hooks:
 
         Raises what vLLM's objects raise when they are not as known, once that is counted.
         """
+        if os.environ.get(RUST_FRONT_END, "0") not in ("", "0"):
+            logger.error(
+                "specdecode plugin: inert, the Rust front end's /metrics shows nothing of the "
+                "plugin, so nobody could tell what is in force: unset %s",
+                RUST_FRONT_END,
+            )
+            return None
         engine = Engine(scheduler, config)
         sink = metrics.EngineMetrics(engine.labels)
         try:
@@ -102,25 +125,30 @@ class Hooks:
             raise
 
     @classmethod
-    def _attach(cls, engine: "Engine", sink: metrics.EngineMetrics) -> "Hooks | None":
+    def _attach(cls, engine: "Engine", sink: metrics.EngineMetrics) -> "Hooks":
+        if why := engine.withdraw_table():
+            logger.warning("specdecode plugin: the start-up table is dropped: %s", why)
         sink.announce(engine.info)
         if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
             logger.warning("specdecode plugin: no PROMETHEUS_MULTIPROC_DIR, nothing is exported")
-        if engine.missing_attributes:
-            logger.error("specdecode plugin: inert, vLLM lacks %s", engine.missing_attributes)
+        if not engine.follows_tables:
+            logger.warning("specdecode plugin: no table is followed: %s", engine.why_static)
+        observer = None
+        if missing := engine.missing_attributes:
+            logger.error("specdecode plugin: no steps are counted, vLLM lacks %s", missing)
             sink.count_error("features")
-            return None
+        else:
+            observer = steps.StepObserver(
+                sink, counts_positions=engine.shows_verified_lengths, clock=time.perf_counter
+            )
         table = live.LiveTable(live.Sources.from_environment(), engine.limits)
-        observer = steps.StepObserver(
-            sink, counts_positions=engine.shows_verified_lengths, clock=time.perf_counter
-        )
-        hooks = cls(table=table, sink=sink, observer=observer)
+        hooks = cls(table=table, sink=sink, held=build_edges(engine), observer=observer)
         follow.start_following(
             table,
             sink,
             max_batch=engine.max_batch,
             static_k=engine.k_max,
-            positions=engine.k_max if engine.shows_verified_lengths else 0,
+            positions=engine.k_max if observer and engine.shows_verified_lengths else 0,
             on_error=hooks.report,
         )
         logger.info("specdecode plugin %s attached: %s", __version__, engine.info)
@@ -130,33 +158,38 @@ class Hooks:
         """Hand what is in force to the scheduler, between two steps."""
         in_force = self._table.in_force
         if in_force.lookup is not None:
-            scheduler.dynamic_sd_lookup = in_force.lookup
+            try:
+                scheduler.dynamic_sd_lookup = self._edges.choose(in_force.lookup)
+            except Exception as error:
+                scheduler.dynamic_sd_lookup = in_force.lookup
+                self.report("schedule", error)
         return in_force
 
     def scheduled(self, scheduler: Any, output: Any, in_force: live.InForce) -> None:
         """Observe a schedule() that ran under `in_force`."""
-
-        def observe() -> None:
-            k = getattr(output, LIVE_OUTPUT_ATTRIBUTE, scheduler.num_spec_tokens)
-            self._observer.after_schedule(scheduler, output, k=k, arm=int(in_force.arm))
-
-        self._guard("schedule", observe)
+        try:
+            self._edges.note(len(output.num_scheduled_tokens))
+            if self._observer is not None:
+                k = getattr(output, LIVE_OUTPUT_ATTRIBUTE, scheduler.num_spec_tokens)
+                self._observer.after_schedule(scheduler, output, k=k, arm=int(in_force.arm))
+        except Exception as error:
+            self.report("schedule", error)
 
     def before_update(self, scheduler: Any, output: Any, runner_output: Any) -> None:
         """Observe sampled tokens before vLLM takes them in."""
-        self._guard(
-            "update", lambda: self._observer.before_update(scheduler, output, runner_output)
-        )
+        if self._observer is not None:
+            try:
+                self._observer.before_update(scheduler, output, runner_output)
+            except Exception as error:
+                self.report("update", error)
 
     def after_update(self, scheduler: Any, output: Any, result: Any) -> None:
         """Observe a finished step."""
-        self._guard("update", lambda: self._observer.after_update(scheduler, output, result))
-
-    def _guard(self, where: str, hook: Callable[[], None]) -> None:
-        try:
-            hook()
-        except Exception as error:
-            self.report(where, error)
+        if self._observer is not None:
+            try:
+                self._observer.after_update(scheduler, output, result)
+            except Exception as error:
+                self.report("update", error)
 
     def report(self, where: str, error: Exception) -> None:
         """Count an error, and log the first one of each place."""
@@ -167,6 +200,17 @@ class Hooks:
                 logger.error("specdecode plugin: error in %s, counted", where, exc_info=error)
         except Exception:  # nothing is left to tell it with
             return
+
+
+def build_edges(engine: "Engine") -> edges.Edges:
+    """Build the hysteresis that the environment asks for; a senseless wish is logged and off."""
+    try:
+        margin = edges.read_margin()
+    except ValueError as error:
+        logger.error("specdecode plugin: K is not held at row edges: %s", error)
+        margin = 0
+    limits = engine.limits
+    return edges.Edges(margin=margin, captured_tokens=limits.captured_tokens if limits else None)
 
 
 class Engine:
@@ -190,22 +234,55 @@ class Engine:
 
     @property
     def missing_attributes(self) -> list[str]:
-        """List what vLLM lacks of all that the hooks read."""
-        from vllm.v1.core.sched.output import SchedulerOutput
-
-        fields = getattr(SchedulerOutput, "__dataclass_fields__", {})
+        """List what vLLM lacks of all that counting steps reads."""
+        fields = self._output_fields
         return [name for name in SCHEDULER_ATTRIBUTES if not hasattr(self._scheduler, name)] + [
             name for name in OUTPUT_ATTRIBUTES if name not in fields
         ]
 
     @property
-    def limits(self) -> live.Limits | None:
-        """Return what live tables must keep to; None where vLLM follows no table."""
+    def _output_fields(self) -> Collection[str]:
         from vllm.v1.core.sched.output import SchedulerOutput
 
-        lookup = getattr(self._scheduler, "dynamic_sd_lookup", None)
-        if lookup is None or LIVE_OUTPUT_ATTRIBUTE not in SchedulerOutput.__dataclass_fields__:
+        return getattr(SchedulerOutput, "__dataclass_fields__", {})
+
+    def withdraw_table(self) -> str | None:
+        """Take back a start-up table that would end the engine; return why, None to leave it.
+
+        vLLM from 0.33 on does so itself: what is left there, it can follow.
+        """
+        lookup = getattr(self._scheduler, LOOKUP_ATTRIBUTE, None)
+        if lookup is None or self.runner != "V1" or self.method in METHODS_OF_V1:
             return None
+        setattr(self._scheduler, LOOKUP_ATTRIBUTE, None)
+        return f"on the V1 runner {self.method} drafts {self.k_max} tokens or fails"
+
+    @property
+    def why_static(self) -> str:
+        """Say why no table sets K, for those who wonder."""
+        if self._speculation is None:
+            return "speculation is off"
+        if not hasattr(self._scheduler, LOOKUP_ATTRIBUTE):
+            return f"this vLLM has no {LOOKUP_ATTRIBUTE}"
+        if LIVE_OUTPUT_ATTRIBUTE not in self._output_fields:
+            return f"this vLLM has no {LIVE_OUTPUT_ATTRIBUTE}"
+        return (
+            f"K stays {self.k_max}; the engine started without "
+            "num_speculative_tokens_per_batch_size, or vLLM dropped it (data parallelism, method)"
+        )
+
+    @property
+    def follows_tables(self) -> bool:
+        """Tell whether live tables set this engine's K."""
+        lookup = getattr(self._scheduler, LOOKUP_ATTRIBUTE, None)
+        return lookup is not None and LIVE_OUTPUT_ATTRIBUTE in self._output_fields
+
+    @property
+    def limits(self) -> live.Limits | None:
+        """Return what live tables must keep to; None where vLLM follows no table."""
+        if not self.follows_tables:
+            return None
+        lookup = getattr(self._scheduler, LOOKUP_ATTRIBUTE)
         return live.Limits(
             envelope=frozenset(self._start_up_ks() or lookup[1:]),
             max_batch=len(lookup) - 1,
@@ -238,6 +315,16 @@ class Engine:
         return self._speculation is not None and not self.uses_adaptive_verification
 
     @property
+    def runner(self) -> str:
+        """Return the model runner's name: V1 or V2."""
+        return "V2" if getattr(self._config, "use_v2_model_runner", False) else "V1"
+
+    @property
+    def method(self) -> str:
+        """Return the drafting method, `none` without speculation."""
+        return str(getattr(self._speculation, "method", None) or "none")
+
+    @property
     def info(self) -> dict[str, str]:
         """Return the labels of specdecode_plugin_info."""
         import vllm
@@ -245,10 +332,10 @@ class Engine:
         return {
             "version": __version__,
             "vllm_version": str(getattr(vllm, "__version__", "unknown")),
-            "runner": "V2" if getattr(self._config, "use_v2_model_runner", False) else "V1",
-            "method": str(getattr(self._speculation, "method", None) or "none"),
+            "runner": self.runner,
+            "method": self.method,
             "k_max": str(self.k_max),
-            "live_table": str(self.limits is not None).lower(),
+            "live_table": str(self.follows_tables).lower(),
             "cudagraph_mode": self.cudagraph_mode,
             "adaptive_verification": str(self.uses_adaptive_verification).lower(),
         }

@@ -146,11 +146,16 @@ def _draft_lengths(requests: Any, output: Any, runner_output: Any) -> Iterable[t
     sampled = runner_output.sampled_token_ids
     for request_id, draft in output.scheduled_spec_decode_tokens.items():
         request = requests.get(request_id)
-        if request is None or request.is_finished():
+        if request is None or request.is_finished() or _is_dropped(request):
             continue
         generated = sampled[runner_output.req_id_to_index[request_id]] if sampled else ()
         if generated:
             yield len(draft) - voided.get(request_id, 0), len(generated) - 1
+
+
+def _is_dropped(request: Any) -> bool:
+    """Tell whether vLLM throws away what this step sampled, the request having been preempted."""
+    return getattr(request, "drop_stale_output", False) and request.num_stale_output_tokens > 0
 
 
 def count_positions(lengths: Iterable[tuple[int, int]]) -> tuple[list[int], list[int]]:
