@@ -41,7 +41,7 @@ def _other_presents(state: TunerState, present: planner.Present) -> list[planner
     others = []
     for cell in state.tuning.cells:
         k = state.accepted.k_at(bucket_first(cell.batch))
-        fresh = planner.is_fresh(cell, mean_batch=cell.mean_batch, acceptance=present.acceptance)
+        fresh = planner.is_fresh(cell, mean_batch=cell.mean_batch, first=present.first)
         if cell.batch != present.batch and cell.k == k and fresh:
             rate = Rate(cell.tokens_per_second, cell.mean_batch)
             others.append(

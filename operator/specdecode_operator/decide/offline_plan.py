@@ -167,9 +167,7 @@ def _normalise(weights: Mapping[float, float]) -> dict[float, float]:
     return {batch: weight * scale for batch, weight in weights.items()}
 
 
-def _gain_over_off(
-    surface: Surface, weights: Mapping[float, float], table: KTable
-) -> float | None:
+def _gain_over_off(surface: Surface, weights: Mapping[float, float], table: KTable) -> float | None:
     if None not in surface.arms:
         return None
     total = 0.0

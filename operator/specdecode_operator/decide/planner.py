@@ -16,13 +16,19 @@ from typing import Final
 from specdecode_operator.api.conditions import Reason
 from specdecode_operator.api.v1alpha1 import CellStatus
 from specdecode_operator.domain.table import Envelope, KTable, bucket_first, bucket_of
-from specdecode_operator.estimate.acceptance import Survival, mean_acceptance_length
+from specdecode_operator.estimate.acceptance import (
+    PositionSurvival,
+    Survival,
+    mean_acceptance_length,
+)
 from specdecode_operator.estimate.counters import NoEstimate
 from specdecode_operator.estimate.goodput import Rate, compare_at_equal_batch
 from specdecode_operator.estimate.step_cost import StepCost, StepTime, fit_step_cost
 
-# A cell is out of date when the load or the acceptance has moved by more than this.
+# A cell is out of date when the load or the acceptance has moved by more than this, the latter
+# also by this many standard errors. Drafts of one request are alike, so two would be too few.
 _MOVED_ACCEPTANCE: Final = 0.05
+_MOVED_ERRORS: Final = 3.0
 _MOVED_BATCH: Final = 0.30
 
 # A K is tried beside one that is at most this much worse than the K in force: one bad block or a
@@ -68,9 +74,9 @@ class Present:
     min_k: int
 
     @property
-    def acceptance(self) -> float | None:
+    def first(self) -> PositionSurvival | None:
         """Acceptance at the first position."""
-        return self.survival.first if self.survival else None
+        return self.survival.positions[0] if self.survival else None
 
 
 @dataclass(frozen=True)
@@ -105,16 +111,24 @@ def is_usable(cell: CellStatus) -> bool:
     return all(math.isfinite(x) and x > 0 for x in (cell.tokens_per_second, cell.mean_batch))
 
 
-def is_fresh(cell: CellStatus, *, mean_batch: float, acceptance: float | None) -> bool:
-    """Tell whether a cell still speaks for the present load and acceptance."""
+def is_fresh(cell: CellStatus, *, mean_batch: float, first: PositionSurvival | None) -> bool:
+    """Tell whether a cell still speaks for the present load and acceptance.
+
+    `first` is acceptance at the first position now.
+    """
     if not is_usable(cell):
         return False
-    same_acceptance = (
-        acceptance is None
-        or cell.acceptance is None
-        or abs(acceptance - cell.acceptance) <= _MOVED_ACCEPTANCE
-    )
-    return same_acceptance and abs(mean_batch / cell.mean_batch - 1) <= _MOVED_BATCH
+    return not _has_moved(cell, first) and abs(mean_batch / cell.mean_batch - 1) <= _MOVED_BATCH
+
+
+def _has_moved(cell: CellStatus, first: PositionSurvival | None) -> bool:
+    """Tell whether acceptance now differs from a cell's by more than both their errors."""
+    if first is None or cell.acceptance is None:
+        return False
+    share = (first.survival + cell.acceptance) / 2
+    drafts = max(cell.steps * cell.mean_batch, 1.0)
+    error = math.sqrt(max(share * (1 - share), 0.0) * (1 / first.at_risk + 1 / drafts))
+    return abs(first.survival - cell.acceptance) > max(_MOVED_ACCEPTANCE, _MOVED_ERRORS * error)
 
 
 def fit_cells(cells: Iterable[CellStatus]) -> StepCost | NoEstimate:
@@ -255,7 +269,7 @@ def _known_goodput(present: Present) -> dict[int, float]:
     known: dict[int, float] = {}
     for cell in present.cells:
         if cell.batch == present.batch and is_fresh(
-            cell, mean_batch=present.rate.mean_batch, acceptance=present.acceptance
+            cell, mean_batch=present.rate.mean_batch, first=present.first
         ):
             shift = compare_at_equal_batch(
                 Rate(cell.tokens_per_second, cell.mean_batch), present.rate

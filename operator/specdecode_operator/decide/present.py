@@ -10,7 +10,7 @@ from specdecode_operator.decide import planner
 from specdecode_operator.decide.tuner_state import TunerState, reach
 from specdecode_operator.domain.table import bucket_first
 from specdecode_operator.estimate import load
-from specdecode_operator.estimate.acceptance import Survival
+from specdecode_operator.estimate.acceptance import PositionSurvival, Survival
 from specdecode_operator.estimate.counters import NoEstimate, Window
 from specdecode_operator.estimate.goodput import Measurement, Rate, measure_goodput
 
@@ -93,7 +93,9 @@ def progress(state: TunerState, measured: Measurement | NoEstimate) -> str:
     )
 
 
-def remember_cell(state: TunerState, measured: Measurement, acceptance: float | None) -> TunerState:
+def remember_cell(
+    state: TunerState, measured: Measurement, first: PositionSurvival | None
+) -> TunerState:
     """Write a cell; the oldest go where they are too many."""
     cell = CellStatus(
         batch=measured.batch,
@@ -102,7 +104,7 @@ def remember_cell(state: TunerState, measured: Measurement, acceptance: float | 
         mean_batch=load.rounded(measured.mean_batch),
         steps=int(min(measured.steps, 1e9)),
         step_seconds=load.rounded(measured.step_seconds),
-        acceptance=None if acceptance is None else round(acceptance, 3),
+        acceptance=None if first is None else round(first.survival, 3),
         measured_at=state.inputs.now,
     )
     others = [c for c in state.tuning.cells if (c.batch, c.k) != (cell.batch, cell.k)]
@@ -110,16 +112,18 @@ def remember_cell(state: TunerState, measured: Measurement, acceptance: float | 
     return state.remember(cells=sorted(youngest, key=lambda c: (c.batch, c.k)))
 
 
-def _refresh_cell(state: TunerState, measured: Measurement, acceptance: float | None) -> TunerState:
+def _refresh_cell(
+    state: TunerState, measured: Measurement, first: PositionSurvival | None
+) -> TunerState:
     """Write the cell of the K in force when it moved or grew old, not at every pass."""
     cell = _find_cell(state, measured.batch, measured.k)
     if cell is not None:
         age = (state.inputs.now - cell.measured_at).total_seconds()
         moved = abs(measured.tokens_per_second / cell.tokens_per_second - 1) > _CELL_MOVED
-        fresh = planner.is_fresh(cell, mean_batch=measured.mean_batch, acceptance=acceptance)
+        fresh = planner.is_fresh(cell, mean_batch=measured.mean_batch, first=first)
         if fresh and not moved and age < _CELL_AGE_SECONDS:
             return state
-    return remember_cell(state, measured, acceptance)
+    return remember_cell(state, measured, first)
 
 
 def _recent_rate(state: TunerState, recent: Window, *, batch: int, k: int) -> Rate | None:
@@ -131,7 +135,7 @@ def _recent_rate(state: TunerState, recent: Window, *, batch: int, k: int) -> Ra
     fresh = planner.is_fresh(
         cell,
         mean_batch=load.mean_batch_at(recent, batch),
-        acceptance=load.first_acceptance(recent),
+        first=load.first_acceptance(recent),
     )
     return Rate(cell.tokens_per_second, cell.mean_batch) if young and fresh else None
 

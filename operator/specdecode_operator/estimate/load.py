@@ -8,7 +8,7 @@ from typing import Final
 
 from specdecode_operator.api.v1alpha1 import EstimateStatus
 
-from .acceptance import MIN_DRAFTS, Survival, estimate_survival
+from .acceptance import MIN_DRAFTS, PositionSurvival, Survival, estimate_survival
 from .counters import CellDelta, Counters, MixedDelta, NoEstimate, Window
 from .goodput import ARM_STABLE, busy_seconds_by_batch, measure_goodput
 
@@ -46,10 +46,10 @@ def mean_batch_at(window: Window, batch: int) -> float:
     return requests / steps if steps > 0 and requests > 0 else float(batch)
 
 
-def first_acceptance(window: Window) -> float | None:
+def first_acceptance(window: Window) -> PositionSurvival | None:
     """Return acceptance at the first position, None where too few drafts were seen."""
     survival = estimate_survival(window.at_risk, window.accepted)
-    return None if isinstance(survival, NoEstimate) else survival.first
+    return None if isinstance(survival, NoEstimate) else survival.positions[0]
 
 
 def survival_now(counters: Counters, window: Window) -> Survival | None:

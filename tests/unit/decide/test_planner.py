@@ -22,7 +22,7 @@ from specdecode_operator.decide.planner import (
     table_to_try,
 )
 from specdecode_operator.domain.table import Envelope, KTable, bucket_first, bucket_of
-from specdecode_operator.estimate.acceptance import Survival, estimate_survival
+from specdecode_operator.estimate.acceptance import PositionSurvival, Survival, estimate_survival
 from specdecode_operator.estimate.counters import NoEstimate
 from specdecode_operator.estimate.goodput import Rate
 from tests.support.closed_loop import HIGH_ACCEPTANCE, KS, LOW_ACCEPTANCE, Landscape
@@ -108,7 +108,7 @@ CANDIDATES = {
         1,
     ),
     "again when acceptance has moved": (
-        present_at(HIGH, 1, 7, measured(HIGH, 1, 5, acceptance=0.69)),
+        present_at(HIGH, 1, 7, measured(HIGH, 1, 5, acceptance=0.66)),
         5,
     ),
     "not again when acceptance has hardly moved": (
@@ -304,6 +304,29 @@ def test_odd_cells_never_raise_and_a_candidate_is_always_allowed(
 def test_a_cell_without_numbers_is_never_fresh(
     cell: CellStatus, mean_batch: float, acceptance: float | None
 ) -> None:
-    if is_fresh(cell, mean_batch=mean_batch, acceptance=acceptance):
+    first = None if acceptance is None else seen(acceptance, drafts=100)
+    if is_fresh(cell, mean_batch=mean_batch, first=first):
         assert math.isfinite(cell.tokens_per_second)
         assert cell.mean_batch > 0
+
+
+def seen(acceptance: float, *, drafts: float) -> PositionSurvival:
+    return PositionSurvival(drafts, acceptance, acceptance, 0.0, 1.0)
+
+
+MOVED = {
+    "0.1 over 200 drafts each is noise": (0.75, 200, True),
+    "0.1 over 5000 drafts each has moved": (0.75, 5000, False),
+    "0.2 over 200 drafts each has moved": (0.85, 200, False),
+    "0.04 is never a move": (0.69, 10**6, True),
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_a_cell_is_out_of_date_when_acceptance_moved_beyond_its_error(name: str) -> None:
+    acceptance, drafts, fresh = MOVED[name]
+    cell = measured(HIGH, 1, 3).model_copy(
+        update={"acceptance": 0.65, "steps": drafts, "mean_batch": 1.0}
+    )
+    now = seen(acceptance, drafts=drafts)
+    assert is_fresh(cell, mean_batch=1.0, first=now) is fresh
