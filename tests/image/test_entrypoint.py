@@ -70,3 +70,36 @@ def test_a_folder_that_may_hold_other_things_is_refused(
     _, message = process.communicate(timeout=30)
     assert process.returncode == 64
     assert "SPECDECODE_METRICS_DIR must be" in message
+
+
+def test_the_rust_front_end_is_refused_with_a_termination_message(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    message = tmp_path / "termination-log"
+    message.touch()
+    settings = {"VLLM_USE_RUST_FRONTEND": "1", "SPECDECODE_TERMINATION_LOG": str(message)}
+    process = start({**environment, **settings})
+    _, log = process.communicate(timeout=30)
+    told = json.loads(message.read_text())
+    assert process.returncode == 64
+    assert (told["schema"], told["cause"]) == (1, "config-refused")
+    assert told["line"] == log.strip()
+    assert "unset it" in told["line"]
+
+
+def test_a_refusal_is_valid_json_whatever_it_tells(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    message = tmp_path / "termination-log"
+    message.touch()
+    settings = {
+        "SPECDECODE_METRICS_DIR": 'a "quoted"\\\n\tfolder',
+        "SPECDECODE_TERMINATION_LOG": str(message),
+    }
+    start({**environment, **settings}).communicate(timeout=30)
+    assert "quotedfolder" in json.loads(message.read_text())["line"].replace(" ", "")
+
+
+def test_without_the_rust_front_end_it_starts(environment: dict[str, str]) -> None:
+    process = start({**environment, "VLLM_USE_RUST_FRONTEND": "0"})
+    assert json.loads(process.communicate(timeout=30)[0])["pid"] == process.pid
