@@ -100,8 +100,8 @@ class RunningServer:
 
     def _is_ready(self) -> bool:
         if self.process.poll() is not None:
-            tail = (self.folder / "log").read_text(errors="replace")[-4000:]
-            raise AssertionError(f"the engine ended with {self.process.returncode}:\n{tail}")
+            code = self.process.returncode
+            raise AssertionError(f"the engine ended with {code}:\n{self.log[-4000:]}")
         try:
             with urllib.request.urlopen(f"{self.url}/health", timeout=5) as reply:
                 return bool(reply.status == 200)
@@ -177,8 +177,30 @@ class RunningServer:
             )
             yield loop
 
+    @property
+    def log(self) -> str:
+        """Return what the server has written so far, stdout and stderr together."""
+        return (self.folder / "log").read_text(errors="replace")
+
+    def find_process(self, title: str) -> int:
+        """Return the pid of the server's only process whose title contains this."""
+        (pid,) = self.find_processes(title)
+        return pid
+
+    def find_processes(self, title: str) -> list[int]:
+        """List the pids of the server's processes whose titles contain this."""
+        return sorted(
+            pid
+            for pid in map(int, filter(str.isdecimal, os.listdir("/proc")))
+            if _is_of_session(pid, self.process.pid) and title in _read_title(pid)
+        )
+
     def complete(self, prompt: str, *, tokens: int) -> str:
         """Return the greedy completion of a prompt."""
+        return str(self.ask(prompt, tokens=tokens)["choices"][0]["text"])
+
+    def ask(self, prompt: str, *, tokens: int) -> dict[str, Any]:
+        """Return the whole answer to a greedy completion."""
         body = {
             "model": "chat",
             "prompt": prompt,
@@ -193,7 +215,7 @@ class RunningServer:
         )
         with urllib.request.urlopen(request, timeout=120) as reply:
             answer: dict[str, Any] = json.load(reply)
-        return str(answer["choices"][0]["text"])
+        return answer
 
     def observe(self, steps: int, **labels: object) -> "Difference":
         """Watch until so many more decode-only steps were counted under these labels."""
@@ -214,10 +236,18 @@ class RunningServer:
 class RunningEngine(RunningServer):
     """The real engine, started as the image starts it."""
 
-    def __init__(self, engine: Engine, folder: Path, *arguments: str, model: Path) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        folder: Path,
+        *arguments: str,
+        model: Path,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         port = free_port()
         command = [str(engine.entrypoint), str(model), *build_flags(port), *arguments]
-        super().__init__(folder, command, self._settings(folder), port=port)
+        settings = {**self._settings(folder), **(environment or {})}
+        super().__init__(folder, command, settings, port=port)
 
     @staticmethod
     def _settings(folder: Path) -> dict[str, str]:
@@ -227,6 +257,20 @@ class RunningEngine(RunningServer):
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_NO_USAGE_STATS": "1",
         }
+
+
+def _is_of_session(pid: int, session: int) -> bool:
+    try:
+        return os.getsid(pid) == session
+    except OSError:
+        return False
+
+
+def _read_title(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def free_port() -> int:

@@ -48,7 +48,7 @@ def test_a_new_table_begins_without_anything_held() -> None:
     assert held.choose(PLAIN)[5] == 7
     assert held.choose((0,) * 9)[5] == 0
     held.note(5)
-    again = tuple(list(PLAIN))
+    again = (*PLAIN,)
     assert held.choose(again)[5] == 3
 
 

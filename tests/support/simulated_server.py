@@ -31,8 +31,3 @@ class SimulatedServer(RunningServer):
             {**simulator.environment(folder), **(environment or {})},
             port=port,
         )
-
-    @property
-    def log(self) -> str:
-        """Return what the server has written so far, stdout and stderr together."""
-        return (self.folder / "log").read_text(errors="replace")
