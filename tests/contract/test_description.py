@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.contract.describe import ASKS, describe_answers, describe_metrics
-from tests.contract.servers import CONTRACT, run_server
+from tests.contract.servers import CONTRACT
 from tests.image.running_engine import RunningServer
 
 WRITTEN: dict[str, Any] = json.loads(CONTRACT.read_text("utf-8"))
@@ -22,25 +21,10 @@ EXCEPTIONS = {
 Described = dict[str, dict[str, Any]]
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param("simulator", marks=pytest.mark.server),
-        pytest.param("real", marks=[pytest.mark.engine, pytest.mark.timeout(900)]),
-    ],
-)
-def server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[RunningServer]:
-    folder = tmp_path_factory.mktemp("server") / request.param
-    with run_server(request.param, folder) as running:
-        running.apply([[1, 64, 7]])
-        yield running
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def described(server: RunningServer) -> Described:
     """Describe the answers first: asking is the load that the metrics then show."""
+    server.apply([[1, 64, 7]])
     answers = describe_answers(server.url)
     return {"answers": answers, "metrics": describe_metrics(server.read_metrics())}
 

@@ -135,17 +135,17 @@ class RunningServer:
         self.write_text(json.dumps(table), arm=arm)
         return self._generation
 
-    def write_text(self, text: str, *, arm: str = "stable") -> None:
-        """Put any text where a table file belongs, whole."""
+    def write_text(self, text: str | bytes, *, arm: str = "stable") -> None:
+        """Put anything where a table file belongs, whole."""
         self._write("tables/" + arm + ".json", text)
 
     def set_arm(self, arm: str) -> None:
         """Write the arm as the downward API does."""
         self._write("arm", arm)
 
-    def _write(self, name: str, text: str) -> None:
+    def _write(self, name: str, text: str | bytes) -> None:
         draft = self.folder / "draft"
-        draft.write_text(text)
+        draft.write_bytes(text.encode() if isinstance(text, str) else text)
         draft.replace(self.folder / name)
 
     def apply(self, rows: Rows, *, enabled: bool = True, arm: str = "stable") -> float:
