@@ -89,7 +89,7 @@ def build_scheduler(
 ) -> Any:
     """Build the scheduler as the engine core does, without an engine."""
     if speculation is not None:
-        arguments["per_request_spec_decode_metrics"] = "detailed"
+        arguments.setdefault("per_request_spec_decode_metrics", "detailed")
     config = AsyncEngineArgs(
         model=target,
         served_model_name=["chat"],
@@ -196,7 +196,7 @@ class Run:
         while len(self._in_flight) > (1 if is_ahead else 0):
             self._update(*self._in_flight.popleft())
         if not self._is_async:
-            self._propose(output)
+            self.propose(output)
 
     def sample(self, output: Any) -> Any:
         """Make up the tokens of a step: a drawn part of each draft is accepted."""
@@ -224,7 +224,8 @@ class Run:
                 for position, count in enumerate(stats.num_accepted_tokens_per_pos):
                     self.accepted[position] += count
 
-    def _propose(self, output: Any) -> None:
+    def propose(self, output: Any) -> None:
+        """Hand the drafts for the next step to the scheduler."""
         k = output.num_spec_tokens_to_schedule
         names = [name for name in output.num_scheduled_tokens if name in self._scheduler.requests]
         self._scheduler.update_draft_token_ids(DraftTokenIds(names, [[6] * k for _ in names]))

@@ -29,6 +29,7 @@ class Engine:
     """Where the engine is, and which models there are: `high` and `low` acceptance."""
 
     entrypoint: Path
+    python: Path
     models: dict[str, ModelPair]
 
 
@@ -51,4 +52,4 @@ def make_engine(*, with_plant: bool = False) -> Engine:
         name: ModelPair(Path(pair["target"]), Path(pair["draft"]))
         for name, pair in made["models"].items()
     }
-    return Engine(Path(made["entrypoint"]), pairs)
+    return Engine(Path(made["entrypoint"]), Path(made["venv"]) / "bin" / "python", pairs)
