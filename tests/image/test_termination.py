@@ -131,6 +131,11 @@ def test_a_workers_memory_fault_is_written_as_it_is_logged(
         ),
         (
             "engine-crash",
+            "Exception occurred while running API servers: died",
+            RuntimeError("Process ApiServer_0 (PID: 7) died with exit code -9"),
+        ),
+        (
+            "engine-crash",
             "AsyncLLM output_handler failed.",
             ValueError("Counters can only be incremented by non-negative amounts."),
         ),
@@ -143,11 +148,23 @@ def test_the_exception_of_a_fatal_record_is_classified(
     assert read(message_file)["cause"] == cause
 
 
-def test_a_worker_that_died_natively_is_an_engine_crash(
-    logger: logging.Logger, message_file: Path
+@pytest.mark.parametrize(
+    ("level", "line"),
+    [
+        (
+            logging.ERROR,
+            "Worker proc VllmWorker-1 died unexpectedly (exit code: -6), shutting down executor.",
+        ),
+        (
+            logging.WARNING,
+            "[shutdown] MPClient: engine core exited unexpectedly; starting cleanup",
+        ),
+    ],
+)
+def test_a_process_that_died_natively_is_an_engine_crash(
+    logger: logging.Logger, message_file: Path, level: int, line: str
 ) -> None:
-    line = "Worker proc VllmWorker-1 died unexpectedly (exit code: -6), shutting down executor."
-    logger.error(line)
+    logger.log(level, line)
     assert read(message_file) | {"process": "", "at": ""} == {
         "schema": 1,
         "cause": "engine-crash",

@@ -55,7 +55,8 @@ DEPTH = (*(cause for cause, _ in SIGNATURES), "config-refused", "engine-crash")
 # Lines by which vLLM says that a process of its own is ending for an error.
 FATAL_RECORDS = re.compile(
     r"EngineCore (encountered a fatal error|failed to start)|WorkerProc (hit an exception|failed)"
-    r"|Error getting async model runner output|died unexpectedly|output_handler failed"
+    r"|Error getting async model runner output|(died|exited) unexpectedly|output_handler failed"
+    r"|Exception occurred while running API servers"
 )
 # What the other processes say after it: true, and no cause.
 ECHOES = re.compile(r"EngineDeadError|EngineCore encountered an issue|initialization failed. See")
