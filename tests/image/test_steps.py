@@ -37,6 +37,8 @@ class FakeRequest:
     num_computed_tokens: int = 0
     is_prefill_chunk: bool = False
     finished: bool = False
+    drop_stale_output: bool = False
+    num_stale_output_tokens: int = 0
 
     def is_finished(self) -> bool:
         return self.finished
@@ -50,6 +52,7 @@ class Engine:
         self.now = 100.0
         self.requests: dict[str, FakeRequest] = {}
         self.running: list[FakeRequest] = []
+        self.log_stats = True
         self.observer = steps.StepObserver(
             self.sink, counts_positions=counts_positions, clock=lambda: self.now
         )
@@ -69,12 +72,15 @@ class Engine:
         arm: int = 0,
     ) -> Any:
         spec = {name: [-1] * count for name, count in (drafts or {}).items()}
+        computed = [self.requests[name].num_computed_tokens for name in tokens if name not in new]
         output = SimpleNamespace(
             num_scheduled_tokens=tokens,
             total_num_scheduled_tokens=sum(tokens.values()),
             scheduled_spec_decode_tokens=spec,
             scheduled_new_reqs=[SimpleNamespace(req_id=name) for name in new],
-            scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set(resumed)),
+            scheduled_cached_reqs=SimpleNamespace(
+                resumed_req_ids=set(resumed), num_computed_tokens=computed
+            ),
             num_invalid_spec_tokens=None,
         )
         for name, count in tokens.items():
@@ -91,6 +97,7 @@ class Engine:
             req_id_to_index={name: index for index, name in enumerate(names)},
         )
         self.observer.before_update(self, output, runner)
+        stats = self._count_as_vllm(output, emitted) if self.log_stats else None
         outputs = []
         for name in names:
             kept = min(emitted.get(name, 0), trimmed_to)
@@ -100,7 +107,19 @@ class Engine:
                 request.num_tokens += kept
                 request.num_computed_tokens -= drafted - max(emitted.get(name, 0) - 1, 0)
             outputs.append(SimpleNamespace(new_token_ids=[5] * kept))
-        self.observer.after_update(self, output, {0: SimpleNamespace(outputs=outputs)})
+        scheduler_stats = SimpleNamespace(spec_decoding_stats=stats)
+        result = SimpleNamespace(outputs=outputs, scheduler_stats=scheduler_stats)
+        self.observer.after_update(self, output, {0: result})
+
+    def _count_as_vllm(self, output: Any, emitted: dict[str, int]) -> Any:
+        hits = [
+            emitted[name] - 1
+            for name in output.scheduled_spec_decode_tokens
+            if emitted.get(name) and name in self.requests and not self.requests[name].finished
+        ]
+        accepted = [sum(one > position for one in hits) for position in range(7)]
+        stats = SimpleNamespace(num_drafts=len(hits), num_accepted_tokens_per_pos=accepted)
+        return stats if hits else None
 
 
 def prefilled(*names: str, prompt: int = 10, k: int = 0, arm: int = 0) -> Engine:
@@ -121,7 +140,7 @@ def test_a_step_counts_under_the_k_and_arm_that_drafted_for_it() -> None:
     engine.now += 0.5
     engine.update(output, {"a": 4, "b": 2})
     assert engine.sink.steps == [
-        Step(batch=2, k=3, arm=1, seconds=0.5, tokens=6, context_tokens=22, prefill_tokens=0)
+        Step(batch=2, k=3, arm=1, seconds=0.5, tokens=6, context_tokens=20, prefill_tokens=0)
     ]
 
 
@@ -241,14 +260,42 @@ def test_the_heartbeat_counts_empty_passes_and_steps_do_not() -> None:
     assert engine.sink.steps == []
 
 
-def test_requests_that_are_gone_count_neither_context_nor_positions() -> None:
+@pytest.mark.parametrize("log_stats", [True, False])
+def test_drafts_of_one_length_are_counted_alike_by_vllms_sums_and_one_by_one(
+    log_stats: bool,
+) -> None:
+    engine = prefilled("a", "b", "c", k=3)
+    engine.log_stats = log_stats
+    output = engine.schedule(dict.fromkeys("abc", 4), drafts=dict.fromkeys("abc", 3))
+    engine.update(output, {"a": 4, "b": 1, "c": 3})
+    assert engine.sink.positions == [([3, 2, 2], [2, 2, 1])]
+
+
+def test_drafts_of_unequal_length_are_counted_one_by_one() -> None:
     engine = prefilled("a", "b", k=3)
+    output = engine.schedule({"a": 4, "b": 2}, drafts={"a": 3, "b": 1})
+    engine.update(output, {"a": 3, "b": 2})
+    assert engine.sink.positions == [([2, 1, 1], [2, 1, 0])]
+
+
+@pytest.mark.parametrize(("log_stats", "positions"), [(True, []), (False, [([], [])])])
+def test_requests_that_are_gone_count_no_positions(log_stats: bool, positions: Any) -> None:
+    engine = prefilled("a", "b", k=3)
+    engine.log_stats = log_stats
     output = engine.schedule({"a": 4, "b": 4}, drafts={"a": 3, "b": 3})
     engine.requests["b"].finished = True
     del engine.requests["a"]
     engine.update(output, {"a": 4, "b": 4})
-    assert engine.sink.steps[0].context_tokens == 11
-    assert engine.sink.positions == [([], [])]
+    assert engine.sink.positions == positions
+
+
+def test_what_a_preempted_request_sampled_and_vllm_drops_counts_no_positions() -> None:
+    engine = prefilled("a", "b", k=3)
+    output = engine.schedule({"a": 4, "b": 2}, drafts={"a": 3, "b": 1})
+    engine.requests["a"].drop_stale_output = True
+    engine.requests["a"].num_stale_output_tokens = 4
+    engine.update(output, {"a": 4, "b": 2})
+    assert engine.sink.positions == [([1], [1])]
 
 
 def test_drafts_voided_by_a_grammar_are_not_at_risk() -> None:
@@ -259,11 +306,14 @@ def test_drafts_voided_by_a_grammar_are_not_at_risk() -> None:
     assert engine.sink.positions == [([1], [1])]
 
 
-def test_a_step_that_samples_nothing_puts_no_draft_at_risk() -> None:
+@pytest.mark.parametrize(("log_stats", "positions"), [(True, []), (False, [([], [])])])
+def test_a_step_that_samples_nothing_puts_no_draft_at_risk(
+    log_stats: bool, positions: Any
+) -> None:
     engine = prefilled("a", k=3)
-    output = engine.schedule({"a": 4}, drafts={"a": 3})
-    engine.update(output, {})
-    assert engine.sink.positions == [([], [])]
+    engine.log_stats = log_stats
+    engine.update(engine.schedule({"a": 4}, drafts={"a": 3}), {})
+    assert engine.sink.positions == positions
 
 
 def test_positions_are_not_counted_where_drafts_are_trimmed_unseen() -> None:

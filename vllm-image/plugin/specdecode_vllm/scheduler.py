@@ -19,7 +19,7 @@ logger = logging.getLogger("vllm.specdecode")
 
 # What counting steps reads. Without them tables are followed all the same: the kill switch must
 # not hang on a counter.
-SCHEDULER_ATTRIBUTES = ("requests", "running", "num_spec_tokens", "update_from_output")
+SCHEDULER_ATTRIBUTES = ("requests", "running", "num_spec_tokens", "log_stats")
 OUTPUT_ATTRIBUTES = (
     "num_scheduled_tokens",
     "total_num_scheduled_tokens",
@@ -28,6 +28,7 @@ OUTPUT_ATTRIBUTES = (
     "scheduled_cached_reqs",
     "num_invalid_spec_tokens",
 )
+CACHED_REQUESTS_ATTRIBUTES = ("resumed_req_ids", "num_computed_tokens")
 # What following a table needs.
 LOOKUP_ATTRIBUTE = "dynamic_sd_lookup"
 LIVE_OUTPUT_ATTRIBUTE = "num_spec_tokens_to_schedule"
@@ -235,9 +236,13 @@ class Engine:
     @property
     def missing_attributes(self) -> list[str]:
         """List what vLLM lacks of all that counting steps reads."""
-        fields = self._output_fields
-        return [name for name in SCHEDULER_ATTRIBUTES if not hasattr(self._scheduler, name)] + [
-            name for name in OUTPUT_ATTRIBUTES if name not in fields
+        from vllm.v1.core.sched import output
+
+        cached = getattr(output.CachedRequestData, "__dataclass_fields__", {})
+        return [
+            *(name for name in SCHEDULER_ATTRIBUTES if not hasattr(self._scheduler, name)),
+            *(name for name in OUTPUT_ATTRIBUTES if name not in self._output_fields),
+            *(name for name in CACHED_REQUESTS_ATTRIBUTES if name not in cached),
         ]
 
     @property

@@ -6,7 +6,7 @@ before the one ahead of it is finished: each step carries its own record from sc
 update_from_output(). Reads the scheduler's objects, never changes them.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -47,7 +47,8 @@ class Record:
     scheduled_at: float
     batch: int
     prefill_tokens: int
-    context_tokens: int = 0
+    context_tokens: int
+    counts_with_vllm: bool = False
 
 
 class StepObserver:
@@ -75,31 +76,31 @@ class StepObserver:
             scheduled_at=self._clock(),
             batch=batch,
             prefill_tokens=self._count_prefill_tokens(scheduler, output),
+            context_tokens=sum(output.scheduled_cached_reqs.num_computed_tokens),
         )
         self._previous = decision
         while len(self._in_flight) > MAX_RECORDS_IN_FLIGHT:
             del self._in_flight[next(iter(self._in_flight))]
 
     def before_update(self, scheduler: Any, output: Any, runner_output: Any) -> None:
-        """Count acceptance; to be called first, vLLM trims the sampled tokens in place."""
+        """Count drafts of unequal length; to be called first, vLLM trims the tokens in place."""
+        drafts = output.scheduled_spec_decode_tokens
         record = self._in_flight.get(id(output))
-        if record is None:
+        if record is None or not drafts or not self._counts_positions:
             return
-        requests = scheduler.requests
-        record.context_tokens = sum(
-            requests[request_id].num_tokens
-            for request_id in output.num_scheduled_tokens
-            if request_id in requests
-        )
-        if self._counts_positions and output.scheduled_spec_decode_tokens:
-            lengths = _draft_lengths(requests, output, runner_output)
-            self._sink.count_positions(*count_positions(lengths))
+        if scheduler.log_stats and is_uniform(drafts, output.num_invalid_spec_tokens):
+            record.counts_with_vllm = True
+            return
+        lengths = _draft_lengths(scheduler.requests, output, runner_output)
+        self._sink.count_positions(*count_positions(lengths))
 
     def after_update(self, scheduler: Any, output: Any, core_outputs: Any) -> None:
         """Count the finished step."""
         record = self._in_flight.pop(id(output), None)
         if record is None:
             return
+        if record.counts_with_vllm:
+            self._count_as_vllm(output, core_outputs)
         now = self._clock()
         started_at = record.scheduled_at if self._updated_at is None else self._updated_at
         self._sink.count_step(
@@ -117,6 +118,15 @@ class StepObserver:
         self._updated_at = now if is_busy else None
         if not is_busy:
             self._previous = None
+
+    def _count_as_vllm(self, output: Any, core_outputs: Any) -> None:
+        """Count positions by vLLM's sums: among drafts of one length they tell everything."""
+        for outputs in core_outputs.values():
+            stats = outputs.scheduler_stats and outputs.scheduler_stats.spec_decoding_stats
+            if stats:
+                length = len(next(iter(output.scheduled_spec_decode_tokens.values())))
+                accepted = stats.num_accepted_tokens_per_pos[:length]
+                self._sink.count_positions([stats.num_drafts, *accepted[:-1]], accepted)
 
     def _count_prefill_tokens(self, scheduler: Any, output: Any) -> int:
         scheduled = output.num_scheduled_tokens
@@ -138,6 +148,11 @@ class StepObserver:
             if is_prefill or request_id in fresh:
                 prefill_tokens += own
         return prefill_tokens
+
+
+def is_uniform(drafts: Mapping[str, Sized], voided: Mapping[str, int] | None) -> bool:
+    """Tell whether all drafts of a step have one length, and no grammar voided a part of one."""
+    return not voided and len(set(map(len, drafts.values()))) == 1
 
 
 def _draft_lengths(requests: Any, output: Any, runner_output: Any) -> Iterable[tuple[int, int]]:
@@ -184,5 +199,6 @@ def count_positions(lengths: Iterable[tuple[int, int]]) -> tuple[list[int], list
 
 def _count_tokens(core_outputs: Any) -> int:
     return sum(
-        len(output.new_token_ids) for outputs in core_outputs.values() for output in outputs.outputs
+        sum([len(output.new_token_ids) for output in outputs.outputs])
+        for outputs in core_outputs.values()
     )
