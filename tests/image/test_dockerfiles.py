@@ -13,6 +13,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -151,7 +152,7 @@ def test_the_operators_image_comes_out_whole_and_works(tmp_path: Path) -> None:
     print(entry.value)'
     test ! -e {ROOT}/vllm-image/plugin/build
     """
-    planned, output = carry_out("operator", tmp_path, "/bin/sh", "-c", check.replace("\n    ", "\n"))
+    planned, output = carry_out("operator", tmp_path, "/bin/sh", "-c", dedent(check))
     assert planned.left_out == ()
     assert "/opt/operator" in output
     assert "specdecode_vllm.plugin:register" in output
@@ -168,7 +169,7 @@ def test_of_the_engines_image_all_but_what_needs_vllm_comes_out(tmp_path: Path) 
     id -u specdecode
     stat -c '%a %u %g' /var/cache/specdecode /var/lib/specdecode/models
     """
-    planned, output = carry_out("engine", tmp_path, "/bin/sh", "-c", check.replace("\n    ", "\n"))
+    planned, output = carry_out("engine", tmp_path, "/bin/sh", "-c", dedent(check))
     assert words_of(planned.left_out) == ["RUN"]
     assert "verify" in planned.left_out[0] or "pip install" in planned.left_out[0]
     assert output.split()[-7:] == ["10001", "775", "10001", "0", "775", "10001", "0"]

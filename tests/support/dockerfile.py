@@ -174,7 +174,8 @@ copy() {
   case $target in */.|*/./|*/) mkdir -p "$target";; *) mkdir -p "$(dirname "$target")";; esac
   for source; do
     if [ -d "$from/$source" ]; then
-      mkdir -p "$target"; tar -C "$from/$source" --exclude=__pycache__ -cf - . | tar -C "$target" -xf -
+      mkdir -p "$target"
+      tar -C "$from/$source" --exclude=__pycache__ -cf - . | tar -C "$target" -xf -
     else
       cp "$from/$source" "$target"
       if [ -n "$mode" ]; then

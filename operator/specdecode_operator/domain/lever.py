@@ -24,7 +24,7 @@ T = TypeVar("T", Engine, Speculation)
 
 
 class Lever(StrEnum):
-    """What can change about a running object; all need a restart, KTable without the plugin only."""
+    """What can change about a running object; KTable needs a restart without the plugin only."""
 
     K_TABLE = "KTable"
     ENVELOPE = "Envelope"

@@ -23,7 +23,8 @@ def build_arguments(inputs: v1alpha1.RevisionInputs) -> list[str]:
     """List the arguments that follow `vllm serve`, the model first.
 
     The scheduler factory is there without speculation too: it exports the steps. Without the
-    plugin it is not, and the table is the user's own. Raises InvalidSpecError for a model name that would be read as a flag.
+    plugin it is not, and the table is the user's own. Raises InvalidSpecError for a model name
+    that would be read as a flag, or a table that cannot be given.
     """
     model, plugin = inputs.model, inputs.engine.plugin
     if model.name.startswith("-"):
