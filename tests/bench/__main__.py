@@ -1,4 +1,5 @@
-"""`make bench`: how soon a table is in force, and whether a killed operator ends in the same state.
+"""`make bench`: how soon a table is in force, whether a killed operator ends in the same state, and
+what the plugin costs.
 
 The demo's figures are measured by `make demo`. Printed as JSON, also written to .build/bench.json.
 `python -m tests.bench NAME` runs another benchmark of this folder: decide, policies, tables, ….
@@ -22,6 +23,7 @@ from typing import Any
 
 from specdecode_load import BackgroundLoop, Lengths, Workload, probe
 from specdecode_operator.api import metadata
+from tests.bench import plugin
 from tests.demo.course import NAME, START_SECONDS, START_TABLE
 from tests.support.engine import ROOT
 from tests.support.objects import reason_of
@@ -35,7 +37,7 @@ GENERATION = "specdecode_table_generation{"
 
 
 def main() -> int:
-    """Run both measurements on one engine."""
+    """Run all measurements, one engine at a time."""
     figures: dict[str, Any] = {}
     with start_stack() as stack:
         figures["tableInForce"] = measure_table(stack)
@@ -44,6 +46,7 @@ def main() -> int:
         figures["killed"] = run_course(stack, kills=KILLS)
     same = figures["undisturbed"]["end"] == figures["killed"]["end"]
     figures["sameEndState"] = same
+    figures["plugin"] = plugin.measure()
     text = json.dumps(figures, indent=2)
     (ROOT / ".build" / "bench.json").write_text(text + "\n")
     print(text)
