@@ -81,7 +81,9 @@ def test_a_change_is_in_force_and_acknowledged_within_a_second(engine: RunningEn
 
 def test_either_server_shows_the_same_account(engine: RunningEngine) -> None:
     generation = engine.write_table([[1, 64, 3]])
-    engine.wait_for(specdecode_table_generation=generation)
+    engine.wait_for(
+        **{"specdecode_table_generation": generation, "vllm:num_requests_running": 0}
+    )
     with ThreadPoolExecutor(8) as readers:  # each a connection of its own, to whichever answers
         scrapes = list(readers.map(lambda _: engine.scrape(), range(24)))
     assert {one.total("specdecode_table_generation") for one in scrapes} == {generation}

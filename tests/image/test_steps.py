@@ -14,12 +14,8 @@ from specdecode_vllm.metrics import Step
 class Sink:
     """Keeps what was counted."""
 
-    iterations: int = 0
     steps: list[Step] = field(default_factory=list)
     positions: list[tuple[list[int], list[int]]] = field(default_factory=list)
-
-    def count_iteration(self) -> None:
-        self.iterations += 1
 
     def count_step(self, step: Step) -> None:
         self.steps.append(step)
@@ -251,12 +247,9 @@ def test_the_step_after_a_prefill_is_decode_only() -> None:
     assert not engine.sink.steps[-1].is_mixed
 
 
-def test_the_heartbeat_counts_empty_passes_and_steps_do_not() -> None:
+def test_an_empty_pass_is_no_step() -> None:
     engine = prefilled("a")
-    before = engine.sink.iterations
-    output = engine.schedule({})
-    engine.update(output, {})
-    assert engine.sink.iterations == before + 1
+    engine.update(engine.schedule({}), {})
     assert engine.sink.steps == []
 
 

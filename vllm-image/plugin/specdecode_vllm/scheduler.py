@@ -169,6 +169,7 @@ class Hooks:
     def scheduled(self, scheduler: Any, output: Any, in_force: live.InForce) -> None:
         """Observe a schedule() that ran under `in_force`."""
         try:
+            self._sink.count_iteration()
             self._edges.note(len(output.num_scheduled_tokens))
             if self._observer is not None:
                 k = getattr(output, LIVE_OUTPUT_ATTRIBUTE, scheduler.num_spec_tokens)

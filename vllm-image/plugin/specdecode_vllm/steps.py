@@ -20,9 +20,6 @@ Clock = Callable[[], float]
 class StepSink(Protocol):
     """What the observer counts into."""
 
-    def count_iteration(self) -> None:
-        """Count one scheduling pass."""
-
     def count_step(self, step: Step) -> None:
         """Count one finished step."""
 
@@ -65,7 +62,6 @@ class StepObserver:
 
     def after_schedule(self, scheduler: Any, output: Any, *, k: int, arm: int) -> None:
         """Note a scheduled step; `k` and `arm` are what it decided for the next one."""
-        self._sink.count_iteration()
         batch = len(output.num_scheduled_tokens)
         if batch == 0:
             return
