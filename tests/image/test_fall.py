@@ -89,7 +89,7 @@ def test_a_fall(situation: str, tmp_path: Path) -> None:
         scrape = engine.scrape()
         assert scrape.total("specdecode_plugin_errors_total", where="features") == 1
         assert scrape.total("specdecode_engine_iterations_total") > 0
-    assert scrape.total("specdecode_steps_total") == 0
+        assert scrape.total("specdecode_steps_total") == 0
         with engine.load(2):
             fall.end(engine)
             exit_code = engine.process.wait(timeout=ENDS_SECONDS)
