@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specdecode_operator.cli.csv_file import CsvRow, read_rows
+from specdecode_operator.cli.csv_file import CsvRow, InvalidCsvError, read_rows
 from specdecode_operator.estimate.surface import MAX_ARM, Measurement
 from specdecode_operator.estimate.surface_prior import Arm
 
@@ -38,13 +38,27 @@ def load_occupancy(path: Path, *, largest_batch: float) -> dict[float, float]:
     most = 2 * largest_batch
     expected = f"a batch size from 1 to {most:g}, twice the largest that was measured"
     weights: dict[float, float] = {}
-    rows = read_rows(path, required=("batch", "weight"))
+    rows = read_rows(path, required=("batch",))
+    column = _weight_column(rows[0])
     for row in rows:
         batch = row.number("batch", expected, least=1, most=most)
-        weights[batch] = weights.get(batch, 0.0) + row.number("weight", _WEIGHT, least=0)
+        weights[batch] = weights.get(batch, 0.0) + row.number(column, _WEIGHT, least=0)
     if not sum(weights.values()) > 0:
-        raise rows[0].error("weight", "at least one weight above 0")
+        raise rows[0].error(column, "at least one weight above 0")
     return {batch: weight for batch, weight in weights.items() if weight > 0}
+
+
+def _weight_column(row: CsvRow) -> str:
+    """Return `weight`, or the one column beside batch, whatever its name."""
+    others = [name for name in row.columns if name != "batch"]
+    if "weight" in others:
+        return "weight"
+    if len(others) != 1:
+        raise InvalidCsvError(
+            f"{row.path}:1: column {len(row.columns)}: expected a header with batch, weight; "
+            f"weight is missing, found {', '.join(row.columns)}"
+        )
+    return others[0]
 
 
 def _to_measurement(row: CsvRow) -> Measurement:

@@ -176,14 +176,14 @@ def test_occupancy_weighs_the_loads(
     weights = tmp_path / "o.csv"
     weights.write_text("batch,weight\n1,1\n48,99\n")
     assert planned(capsys, file, "--occupancy", weights)["speculation"] == "off"
-    weights.write_text("batch,weight\n1,99\n64,1\n")
+    weights.write_text("share,batch\n99,1\n1,64\n")
     assert planned(capsys, file, "--occupancy", weights)["speculation"] == "on"
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("batch,share\n1,1\n", ":1: column 2: expected a header with batch, weight"),
+        ("batch\n1\n", ":1: column 1: expected a header with batch, weight"),
         ("batch,weight\n1,-1\n", ":2: column 2 (weight): expected a number of at least 0"),
         ("batch,weight\n1,0\n", ":2: column 2 (weight): expected at least one weight above 0"),
         ("batch,weight\n1,1\n200,1\n", ":3: column 1 (batch): expected a batch size from 1 to 128"),
