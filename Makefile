@@ -48,13 +48,14 @@ engine: setup ## Make the real vLLM engine for the CPU and its tiny models (6 GB
 # ------------------------------------------------------------------------------------- checks
 
 .PHONY: check
-check: lint types imports verify-crds unit ## Lint, types, import contracts, unit tests
+check: lint types imports verify-crds verify-features unit ## Lint, types, import contracts, unit tests
 
 .PHONY: lint
 lint: setup
 	@test ! -e operator/__init__.py || { echo "operator/ must not be a package: it would shadow the standard library"; exit 1; }
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/hadolint vllm-image/Dockerfile operator/Dockerfile
 
 .PHONY: format
 format: setup ## Format the code
@@ -80,6 +81,14 @@ crds: setup ## Generate crds/ from the models
 .PHONY: verify-crds
 verify-crds: setup
 	$(BIN)/python -m specdecode_operator.api.crd --check
+
+.PHONY: features
+features: setup ## Write the operator's copy of vllm-image/features.yaml
+	$(BIN)/python vllm-image/make-features
+
+.PHONY: verify-features
+verify-features: setup
+	$(BIN)/python vllm-image/make-features --check
 
 # -------------------------------------------------------------------------------------- tests
 
