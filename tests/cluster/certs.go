@@ -19,12 +19,13 @@ import (
 
 type authority struct {
 	folder      string
+	addresses   []net.IP
 	certificate *x509.Certificate
 	key         *ecdsa.PrivateKey
 }
 
-// newAuthority writes ca.crt into folder.
-func newAuthority(folder string) (*authority, error) {
+// newAuthority writes ca.crt into folder; what it issues is good for the addresses.
+func newAuthority(folder string, addresses []net.IP) (*authority, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, err
@@ -41,7 +42,7 @@ func newAuthority(folder string) (*authority, error) {
 	if err != nil {
 		return nil, err
 	}
-	ca := &authority{folder: folder, certificate: certificate, key: key}
+	ca := &authority{folder: folder, addresses: addresses, certificate: certificate, key: key}
 	return ca, writePEM(filepath.Join(folder, "ca.crt"), "CERTIFICATE", der)
 }
 
@@ -55,7 +56,7 @@ func (a *authority) issue(name string, subject pkix.Name) error {
 	template.KeyUsage = x509.KeyUsageDigitalSignature
 	template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
 	template.DNSNames = []string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"}
-	template.IPAddresses = []net.IP{net.IPv4(127, 0, 0, 1), net.ParseIP("10.96.0.1")}
+	template.IPAddresses = a.addresses
 	der, err := x509.CreateCertificate(rand.Reader, template, a.certificate, key.Public(), a.key)
 	if err != nil {
 		return err

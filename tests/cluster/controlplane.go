@@ -9,6 +9,7 @@ import (
 	"crypto/rand"
 	"crypto/x509/pkix"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 
@@ -50,11 +51,15 @@ var identities = map[string]pkix.Name{
 }
 
 // writeConfiguration makes keys, certificates, kubeconfigs and the audit policy.
-func writeConfiguration(dir folder, at endpoints) error {
+func writeConfiguration(dir folder, at endpoints, nodeAddress string) error {
 	if err := os.MkdirAll(dir.path("pki"), 0o700); err != nil {
 		return err
 	}
-	ca, err := newAuthority(dir.path("pki"))
+	addresses := []net.IP{net.IPv4(127, 0, 0, 1), net.ParseIP("10.96.0.1")}
+	if nodeAddress != "" {
+		addresses = append(addresses, net.ParseIP(nodeAddress))
+	}
+	ca, err := newAuthority(dir.path("pki"), addresses)
 	if err != nil {
 		return err
 	}

@@ -22,6 +22,7 @@ import (
 const usage = `usage: cluster COMMAND [flags]
 
   up --dir DIR [--nodes 3] [--gpus 1] [--images FILE] [--restart-backoff 1s] [--owner PID]
+     [--node-address IP]
         start a cluster in the background; writes DIR/kubeconfig and DIR/cluster.json
   down --dir DIR
         stop that cluster and every process of its pods

@@ -111,7 +111,7 @@ func (s *supervisor) start(ctx context.Context) error {
 	if err := s.reservePorts(); err != nil {
 		return err
 	}
-	if err := writeConfiguration(s.dir, s.at); err != nil {
+	if err := writeConfiguration(s.dir, s.at, s.nodeAddress); err != nil {
 		return err
 	}
 	if err := s.startParts(ctx); err != nil {
@@ -153,8 +153,10 @@ func (s *supervisor) startParts(ctx context.Context) error {
 	if err := s.startPart(schedulerArguments(s.dir, s.at), syscall.SIGKILL); err != nil {
 		return err
 	}
-	if err := s.startPart(s.options.arguments("agent"), syscall.SIGTERM); err != nil {
-		return err
+	if s.nodes > 0 {
+		if err := s.startPart(s.options.arguments("agent"), syscall.SIGTERM); err != nil {
+			return err
+		}
 	}
 	return s.waitFor(ctx, "the nodes", func() error { return clusterReady(ctx, client, s.nodes) })
 }

@@ -178,7 +178,7 @@ def _add_project(root: Path, images: Sequence[Image]) -> None:
         scenario = root / SCENARIOS / f"{image.name}.yaml"
         scenario.write_text(yaml.safe_dump(dict(image.scenario or {})))
     for folder in ("tmp", COMPILED):
-        (root / folder).mkdir(exist_ok=True)
+        (root / folder).mkdir(parents=True, exist_ok=True)
         (root / folder).chmod(0o1777)
 
 
