@@ -20,6 +20,7 @@ from tests.support.engine import ROOT, Engine, make_engine
 BATCHES = (64, 256)
 CHANGES = 30
 STREAMS = 8
+STEP_COST = Path(__file__).with_name("step_cost.py")
 
 
 def main() -> int:
@@ -49,8 +50,7 @@ def measure_step_cost(engine: Engine, batch: int) -> dict[str, Any]:
             json.dumps({"schema": 1, "generation": 1, "enabled": True, "rows": [[1, 512, K_MAX]]})
         )
         answer = subprocess.run(
-            [engine.python, str(Path(__file__).with_name("step_cost.py"))]
-            + [str(pair.target), str(pair.draft), str(batch)],
+            [engine.python, STEP_COST, pair.target, pair.draft, str(batch)],
             env={
                 **os.environ,
                 "PYTHONPATH": str(ROOT / "vllm-image" / "plugin"),

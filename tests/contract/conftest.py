@@ -39,9 +39,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def without_speculation(
-    kind: str, tmp_path_factory: pytest.TempPathFactory
-) -> WithoutSpeculation:
+def without_speculation(kind: str, tmp_path_factory: pytest.TempPathFactory) -> WithoutSpeculation:
     """Run a server without speculation through its course; it has ended when this returns."""
     folder = tmp_path_factory.mktemp("without") / kind
     with run_server(kind, folder, speculation=False) as server:

@@ -33,7 +33,7 @@ BLOCKS = 60  # of 16 tokens: too few for all requests at once, so some are preem
 K_MAX = 7
 START_TABLE = [[1, 12, 7], [13, 13, 3], [14, 16, 1]]
 TABLES = ([[1, 4, 7], [5, 8, 3], [9, 16, 1]], [[1, 8, 3], [9, 16, 7]])
-SWAP_PASSES = 25
+SWAP_PASSES = 4
 
 
 @dataclass(frozen=True)
@@ -276,9 +276,7 @@ def arranged(situation: Situation) -> Iterator[None]:
     from specdecode_vllm import steps
 
     fields = SchedulerOutput.__dataclass_fields__
-    taken = {
-        name: fields.pop(name) for name in (situation.missing_field,) if name in fields
-    }
+    taken = {name: fields.pop(name) for name in (situation.missing_field,) if name in fields}
     after_schedule = steps.StepObserver.after_schedule
     if situation.breaks_observer:
         steps.StepObserver.after_schedule = fail  # type: ignore[method-assign]

@@ -73,17 +73,13 @@ def test_it_says_what_it_is_once_for_both_servers(engine: RunningEngine) -> None
 
 def test_a_change_is_in_force_and_acknowledged_within_a_second(engine: RunningEngine) -> None:
     with engine.load(4):
-        seconds = [
-            engine.apply([[1, 64, k]]) for _ in range(CHANGES // 2) for k in (7, 1)
-        ]
+        seconds = [engine.apply([[1, 64, k]]) for _ in range(CHANGES // 2) for k in (7, 1)]
     assert sorted(seconds)[CHANGES // 2] <= ACKNOWLEDGED_SECONDS, seconds
 
 
 def test_either_server_shows_the_same_account(engine: RunningEngine) -> None:
     generation = engine.write_table([[1, 64, 3]])
-    engine.wait_for(
-        **{"specdecode_table_generation": generation, "vllm:num_requests_running": 0}
-    )
+    engine.wait_for(**{"specdecode_table_generation": generation, "vllm:num_requests_running": 0})
     with ThreadPoolExecutor(8) as readers:  # each a connection of its own, to whichever answers
         scrapes = list(readers.map(lambda _: engine.scrape(), range(24)))
     assert {one.total("specdecode_table_generation") for one in scrapes} == {generation}
@@ -130,9 +126,7 @@ def ask_many_while_tables_change(engine: RunningEngine) -> list[dict[str, Any]]:
 def steps_of(answer: dict[str, Any]) -> dict[str, list[int]]:
     """Return vLLM's own account of a request's steps."""
     account = answer["metrics"]["speculative_decoding"]
-    return {
-        name: account.get(name) or [] for name in ("per_step_drafted", "per_step_accepted")
-    }
+    return {name: account.get(name) or [] for name in ("per_step_drafted", "per_step_accepted")}
 
 
 def count_positions(

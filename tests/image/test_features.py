@@ -100,9 +100,7 @@ def install(folder: Path, changes: dict[str, str | None] | None = None) -> Path:
     return folder
 
 
-def verify(
-    folder: Path | None, line: dict[str, str] | None
-) -> subprocess.CompletedProcess[str]:
+def verify(folder: Path | None, line: dict[str, str] | None) -> subprocess.CompletedProcess[str]:
     """Run the proof on a package laid in a folder, against a table of one line."""
     command = [sys.executable, str(VERIFY)]
     if folder is not None:
@@ -202,7 +200,7 @@ BAD_TABLES = {
 @pytest.mark.parametrize("situation", BAD_TABLES)
 def test_a_table_is_refused_where(situation: str) -> None:
     versions, sentence = BAD_TABLES[situation]
-    explained = {feature: "what it is" for feature in UPSTREAM}
+    explained = dict.fromkeys(UPSTREAM, "what it is")
     text = yaml.safe_dump({"features": explained, "versions": versions})
     with pytest.raises(ValueError, match=sentence):
         load(IMAGE / "make-features").read_versions(text)

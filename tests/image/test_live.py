@@ -314,7 +314,15 @@ def test_a_callback_that_fails_is_reported_and_the_reloader_goes_on(mounts: Moun
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("", 0.2), ("0.05", 0.05), ("often", 0.2), ("0", 0.01), ("-3", 0.01), ("nan", 0.2), ("inf", 0.2)],
+    [
+        ("", 0.2),
+        ("0.05", 0.05),
+        ("often", 0.2),
+        ("0", 0.01),
+        ("-3", 0.01),
+        ("nan", 0.2),
+        ("inf", 0.2),
+    ],
 )
 def test_how_often_the_files_are_read_can_be_asked_for(text: str, seconds: float) -> None:
     assert reload.read_poll_seconds({"SPECDECODE_POLL_SECONDS": text}) == seconds

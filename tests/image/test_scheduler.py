@@ -65,6 +65,7 @@ class Account:
 class Course:
     """The situations as one vLLM went through them."""
 
+    version: str
     mode: str
     accounts: dict[str, Account]
 
@@ -83,7 +84,7 @@ def made() -> dict[str, Any]:
 @pytest.fixture(
     scope="module",
     params=[(version, mode) for version in VERSIONS for mode in ("sync", "async")],
-    ids=lambda param: "-".join(param),
+    ids="-".join,
 )
 def course(
     request: pytest.FixtureRequest,
@@ -110,7 +111,7 @@ def course(
     printed = json.loads(answer.stdout.splitlines()[-1])
     assert (printed["vllm"].split("+")[0], printed["mode"]) == (version, mode)
     accounts = {name: Account(fields) for name, fields in printed["accounts"].items()}
-    return Course(mode, accounts)
+    return Course(version, mode, accounts)
 
 
 def test_the_scheduler_is_the_one_vllm_would_have_taken(course: Course) -> None:
@@ -164,16 +165,15 @@ def test_k_is_what_the_table_says(course: Course) -> None:
 
 def test_swapped_tables_and_the_disabled_one_take_turns(course: Course) -> None:
     assert course["swapped tables"].ks == {7, 3, 1, 0}
-    assert course["swapped tables"].total("table_reloads") >= 0
 
 
 def test_held_edges_leave_a_row_only_when_the_batch_is_beyond_by_more_than_the_margin(
     course: Course,
 ) -> None:
     decisions = course["held edges"].fields["decisions"]
-    near = [{TABLE[max(0, batch - 2)], TABLE[batch - 1], TABLE[min(15, batch)]} for batch, _ in decisions]
-    assert all(k in allowed for (_, k), allowed in zip(decisions, near, strict=True))
-    assert count_flips(decisions) < count_flips([(b, TABLE[b - 1]) for b, _ in decisions])
+    held = [(batch, k) for batch, k in decisions if k != TABLE[batch - 1]]
+    assert held
+    assert all(k in (TABLE[batch - 2], TABLE[min(batch, 15)]) for batch, k in held)
 
 
 def test_a_senseless_margin_is_told_and_holds_nothing(course: Course) -> None:
@@ -211,6 +211,8 @@ def test_a_drafter_that_follows_no_table_is_given_none(course: Course) -> None:
     assert (account.info["method"], account.info["live_table"]) == ("ngram_gpu", "false")
     assert account.ks == {7}
     assert account.by_label("steps", "k").keys() == {"7"}
+    is_withdrawn = "the start-up table is dropped" in account.said
+    assert is_withdrawn == (course.version == "0.32.0")  # 0.33 drops it itself
 
 
 def test_without_a_field_that_steps_need_tables_are_followed_and_the_heart_beats_but_no_step_counts(
@@ -253,8 +255,3 @@ def test_beside_the_rust_front_end_the_plugin_is_inert_and_says_what_to_change(
 
 def by_position(counts: list[int]) -> dict[str, float]:
     return {str(position): count for position, count in enumerate(counts) if count}
-
-
-def count_flips(decisions: list[Any]) -> int:
-    ks = [k for _, k in decisions]
-    return sum(before != after for before, after in zip(ks, ks[1:], strict=False))

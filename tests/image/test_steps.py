@@ -300,9 +300,7 @@ def test_drafts_voided_by_a_grammar_are_not_at_risk() -> None:
 
 
 @pytest.mark.parametrize(("log_stats", "positions"), [(True, []), (False, [([], [])])])
-def test_a_step_that_samples_nothing_puts_no_draft_at_risk(
-    log_stats: bool, positions: Any
-) -> None:
+def test_a_step_that_samples_nothing_puts_no_draft_at_risk(log_stats: bool, positions: Any) -> None:
     engine = prefilled("a", k=3)
     engine.log_stats = log_stats
     engine.update(engine.schedule({"a": 4}, drafts={"a": 3}), {})

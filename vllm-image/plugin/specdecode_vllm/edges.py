@@ -5,6 +5,7 @@ edge moves the whole batch to the next row, and back when another ends. With a m
 left only when the batch is beyond it by more than that many requests. Off unless asked for.
 """
 
+import itertools
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -72,7 +73,7 @@ def widen_runs(plain: Lookup, *, margin: int, captured_tokens: int | None) -> li
         return []
     starts = [1, *(n for n in range(2, len(plain)) if plain[n] != plain[n - 1]), len(plain)]
     runs = []
-    for start, end in zip(starts, starts[1:], strict=False):
+    for start, end in itertools.pairwise(starts):
         first, last = max(1, start - margin), min(len(plain) - 1, end - 1 + margin)
         k = plain[start]
         lookup = list(plain)
