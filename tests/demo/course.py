@@ -30,6 +30,7 @@ from specdecode_load import (
     probe,
 )
 from specdecode_operator.domain.table import bucket_of
+from tests.support.lag import worst_lag
 from tests.support.objects import PodWatch, reason_of
 from tests.support.stack import Stack
 from tests.support.waiting import wait_until
@@ -253,15 +254,11 @@ class Course:
         return self.report
 
     def _note_lag(self, phase: str) -> None:
-        """Note the worst lag of a simulated engine in the phase that ends: busy ÷ planned − 1."""
-        before, after = self._step_seconds, self._stack.read_step_seconds(NAME)
-        lags = []
-        for pod, (planned, busy) in after.items():
-            planned_before, busy_before = before.get(pod, (0.0, 0.0))
-            if planned > planned_before:
-                lags.append((busy - busy_before) / (planned - planned_before) - 1)
-        if lags:
-            self.report.lag[phase] = max([*lags, self.report.lag.get(phase, 0.0)])
+        """Note the worst lag of a simulated engine in the phase that ends."""
+        after = self._stack.read_step_seconds(NAME)
+        lag = worst_lag(after, before=self._step_seconds)
+        if lag is not None:
+            self.report.lag[phase] = max(lag, self.report.lag.get(phase, 0.0))
         self._step_seconds = after
 
     def start(self) -> None:

@@ -62,8 +62,13 @@ class Place:
     def draft(self) -> float:
         """Send one request; return the mean K that it was drafted with."""
         before = self._drafted()
-        body = {"model": "chat", "prompt": "a", "max_tokens": 120, "temperature": 0,
-                "ignore_eos": True}
+        body = {
+            "model": "chat",
+            "prompt": "a",
+            "max_tokens": 120,
+            "temperature": 0,
+            "ignore_eos": True,
+        }
         request = urllib.request.Request(
             f"{self.url()}/v1/completions",
             json.dumps(body).encode(),
@@ -123,8 +128,11 @@ def place() -> Iterator[Place]:
         )
         cluster.kubectl("apply", "--server-side", "-f", str(ROOT / "crds"))
         cluster.kubectl("wait", "--for=condition=Established", "-f", str(ROOT / "crds"))
-        settings = {"SPECDECODE_PLUGIN_IMAGE": CARRIER, "SPECDECODE_CYCLE": "8s",
-                    "SPECDECODE_SCRAPE_INTERVAL": "2s"}
+        settings = {
+            "SPECDECODE_PLUGIN_IMAGE": CARRIER,
+            "SPECDECODE_CYCLE": "8s",
+            "SPECDECODE_SCRAPE_INTERVAL": "2s",
+        }
         with OperatorProcess(folder, cluster.kubeconfig, settings) as operator:
             objects = Objects(cluster)
             spec = RealImage().build_spec(k_table=FIXED)
@@ -149,7 +157,7 @@ def test_injected_the_table_is_live(place: Place) -> None:
     )
     pod = place.pod()
     assert pod["status"]["initContainerStatuses"][0]["state"]["terminated"]["exitCode"] == 0
-    assert 'specdecode_plugin_info{' in place.metrics()
+    assert "specdecode_plugin_info{" in place.metrics()
     assert place.draft() == pytest.approx(3, abs=0.3)
     place.objects.edit(NAME, {"speculation": {"kTable": LIVE}})
     place.objects.wait_status(

@@ -95,9 +95,7 @@ def startup_seconds(inputs: v1alpha1.RevisionInputs) -> int:
     return max(1, math.ceil(seconds))
 
 
-def _engine_container(
-    inputs: v1alpha1.RevisionInputs, plugin: v1alpha1.Plugin
-) -> dict[str, Any]:
+def _engine_container(inputs: v1alpha1.RevisionInputs, plugin: v1alpha1.Plugin) -> dict[str, Any]:
     user = _user(inputs.engine, plugin)
     if not inputs.engine.image:
         raise InvalidSpecError(

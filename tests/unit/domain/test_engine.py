@@ -79,7 +79,7 @@ def versions(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, str]]:
     table = {
         "0.33.0": {**everything, "uniformBatchGraphs": "absent", "truncatedDrafts": "absent"},
         "0.33.2": {**everything, "uniformBatchGraphs": "ours"},
-        "0.34.0": {feature: "absent" for feature in everything},
+        "0.34.0": dict.fromkeys(everything, "absent"),
         "0.35.1": everything,
     }
     monkeypatch.setattr(engine.features, "VERSIONS", table)

@@ -123,8 +123,11 @@ OVERLAYS: dict[str, tuple[dict[str, Any], str]] = {
         f"the volume {inject.VOLUME}",
     ),
     "the mount": (
-        {"containers": [{"name": "engine", "volumeMounts": [{"mountPath": inject.FOLDER,
-                                                             "name": "tmp"}]}]},
+        {
+            "containers": [
+                {"name": "engine", "volumeMounts": [{"mountPath": inject.FOLDER, "name": "tmp"}]}
+            ]
+        },
         f"the mount at {inject.FOLDER}",
     ),
 }
@@ -198,7 +201,7 @@ def test_no_pod_is_rendered_that_would_die_of_adaptive_verification(
 ) -> None:
     speculation = {**DRAFT_MODEL, "adaptiveVerification": "Enabled", "cudagraphMode": mode}
     inputs = inputs_of(engine={"version": version}, speculation=speculation)
-    with pytest.raises(InvalidSpecError, match="Set spec.speculation.cudagraphMode to FULL_DECODE"):
+    with pytest.raises(InvalidSpecError, match="cudagraphMode to FULL_DECODE_ONLY"):
         rendered(inputs)
     rendered(inputs_of(speculation={**speculation, "cudagraphMode": "FULL_DECODE_ONLY"}))
     rendered(inputs_of(speculation={**speculation, "adaptiveVerification": "Disabled"}))
