@@ -131,9 +131,7 @@ def _intervals(survival: Survival) -> dict[int, tuple[float, float]]:
     return {k: (p.lower, p.upper) for k, p in enumerate(survival.positions, start=1)}
 
 
-def _depths(
-    shares: Sequence[float], intervals: Mapping[int, tuple[float, float]]
-) -> list[Depth]:
+def _depths(shares: Sequence[float], intervals: Mapping[int, tuple[float, float]]) -> list[Depth]:
     depths, length = [], 1.0
     for k, share in enumerate(shares, start=1):
         length += share

@@ -1,4 +1,4 @@
-"""Reads a person's CSV file cell by cell; what is wrong is told by file, line, column and remedy."""
+"""Reads a CSV file cell by cell; what is wrong is told by file, line, column and remedy."""
 
 from __future__ import annotations
 

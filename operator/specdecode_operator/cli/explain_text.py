@@ -189,7 +189,9 @@ def _conditions(status: Status) -> list[str]:
     for kind in _TOLD_CONDITIONS:
         found = find_condition(status.conditions, kind)
         if found is not None:
-            lines.append(f"{found.type}={found.status} {found.reason}: {found.message}".rstrip(": "))
+            lines.append(
+                f"{found.type}={found.status} {found.reason}: {found.message}".rstrip(": ")
+            )
     return lines
 
 

@@ -75,4 +75,3 @@ def _arm(row: CsvRow) -> Arm:
     if row.text("k").lower() in _OFF:
         return None
     return row.whole("k", _K, least=0, most=MAX_ARM)
-

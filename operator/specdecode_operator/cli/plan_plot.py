@@ -26,6 +26,8 @@ from specdecode_operator.estimate.surface_prior import Arm
 _OFF_COLOUR: Final = "#555555"
 _CHOSEN_COLOUR: Final = "#c0392b"
 _WIDE_SPAN: Final = 8
+# What is further below the best K leaves the lower picture: the arms that compete fill it.
+_LOWEST_PERCENT: Final = -35
 _DOTS_PER_INCH: Final = 130
 
 _Scale = Callable[[Estimate, float], tuple[float, float, float]]
@@ -38,9 +40,12 @@ def draw(surface: Surface, plan: OfflinePlan, path: Path) -> None:
     colours = _colours(surface.arms)
     best = {c.batch: _best_k(c.estimates) for c in plan.by_load}
     for arm in surface.arms:
-        _draw_arm(top, plan, arm, colours[arm], lambda e, _: (e.tokens_per_second, e.lower, e.upper))
+        _draw_arm(
+            top, plan, arm, colours[arm], lambda e, _: (e.tokens_per_second, e.lower, e.upper)
+        )
         _draw_arm(bottom, plan, arm, colours[arm], lambda e, b: _against(e, best[b]))
-    _draw_choices(top, plan)
+    _draw_choices(top, plan, lambda e, _: (e.tokens_per_second, e.lower, e.upper))
+    _draw_choices(bottom, plan, lambda e, b: _against(e, best[b]))
     _draw_steps(bottom, plan, colours)
     _label(top, bottom, plan)
     _scale_axes(top, bottom, surface)
@@ -91,13 +96,13 @@ def _draw_arm(axes: Axes, plan: OfflinePlan, arm: Arm, colour: object, scale: _S
             )
 
 
-def _draw_choices(axes: Axes, plan: OfflinePlan) -> None:
+def _draw_choices(axes: Axes, plan: OfflinePlan, scale: _Scale) -> None:
     axes.plot(
         [choice.batch for choice in plan.by_load],
-        [choice.expected.tokens_per_second for choice in plan.by_load],
+        [scale(choice.expected, choice.batch)[0] for choice in plan.by_load],
         linestyle="none",
         marker="o",
-        markersize=13,
+        markersize=12,
         markerfacecolor="none",
         markeredgecolor=_CHOSEN_COLOUR,
         markeredgewidth=1.8,
@@ -150,6 +155,8 @@ def _scale_axes(top: Axes, bottom: Axes, surface: Surface) -> None:
     bottom.set_xticks(batches)
     bottom.xaxis.set_major_formatter(FuncFormatter(lambda x, _: batch_name(x)))
     bottom.xaxis.set_minor_locator(NullLocator())
+    low, high = bottom.get_ylim()
+    bottom.set_ylim(max(low, min(_LOWEST_PERCENT, high - 20)), high)
     bottom.set_xlim(batches[0] / 1.25, batches[-1] * 1.25)
 
 

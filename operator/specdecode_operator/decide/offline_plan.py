@@ -61,14 +61,10 @@ class OfflinePlan:
 
 
 def best_arm(estimates: Mapping[Arm, Estimate]) -> Arm:
-    """Return the arm of most goodput; of equals off, then the smaller K."""
+    """Return the arm that is worth most; of equals off, then the smaller K."""
     return max(
         estimates,
-        key=lambda arm: (
-            estimates[arm].tokens_per_second,
-            arm is None,
-            -(arm or 0),
-        ),
+        key=lambda arm: (estimates[arm].worth, arm is None, -(arm or 0)),
     )
 
 
@@ -141,7 +137,7 @@ def _best_table(
             {
                 k: sum(
                     max(weights.get(batch, 0.0), _NO_LOAD / len(points))
-                    * (estimates[k].log - max(estimates[other].log for other in ks))
+                    * (estimates[k].worth - max(estimates[other].worth for other in ks))
                     for batch in points
                     for estimates in (surface.estimates_at(batch),)
                 )

@@ -31,15 +31,19 @@ _PRIOR_REPEATS: Final = 4.0
 
 # The departure from the drawn engines: sizes that are averaged over (ln goodput), and its reach.
 _DEPARTURES: Final = (0.01, 0.02, 0.04, 0.08, 0.16)
-_REACH_OCTAVES: Final = 2.0
+_REACH_OCTAVES: Final = 1.5
 _REACH_ARMS: Final = 1.0
-_ROUGHNESS: Final = 0.25
+_ROUGHNESS: Final = 0.5
 # Off and K run on servers that were started apart: what all K have in common against off.
 _OFF_DEPARTURE: Final = 2.0
 # Load by load the level is free to depart from the drawn engines this far (ln goodput).
 _LEVEL: Final = 10.0
 _LOAD_DEPARTURE: Final = 0.15
 _LOAD_REACH_OCTAVES: Final = 3.0
+
+# A prediction is discounted by this part of its standard error.
+_CAUTION: Final = 0.25
+_Z_95: Final = 1.96
 
 # What is beyond these is no batch, no K and no rate: products of it would overflow.
 MOST: Final = 1e9
@@ -82,6 +86,16 @@ class Estimate:
     def log(self) -> float:
         """Natural logarithm of the goodput."""
         return math.log(self.tokens_per_second)
+
+    @property
+    def worth(self) -> float:
+        """ln goodput to choose by: a prediction is worth a little less than its mean.
+
+        So of arms that are alike the measured one is chosen.
+        """
+        if self.measured:
+            return self.log
+        return self.log - _CAUTION * (self.log - math.log(self.lower)) / _Z_95
 
 
 def arm_order(arm: Arm) -> tuple[bool, int]:
@@ -180,9 +194,7 @@ def _spread(group: Sequence[Measurement]) -> tuple[float, float]:
     return sum((x - middle) ** 2 for x in logs) / freedom, freedom
 
 
-def _pool(
-    group: Sequence[Measurement], typical: float, spread: tuple[float, float] | None
-) -> Cell:
+def _pool(group: Sequence[Measurement], typical: float, spread: tuple[float, float] | None) -> Cell:
     repeats = sum(row.n for row in group)
     mean = sum(row.n * row.tokens_per_second for row in group) / repeats
     if spread is not None:
@@ -204,7 +216,7 @@ def _pool(
 
 
 def _as_measured(cell: Cell) -> Estimate:
-    quantile = 1.96 if math.isinf(cell.freedom) else float(stdtrit(cell.freedom, 0.975))
+    quantile = _Z_95 if math.isinf(cell.freedom) else float(stdtrit(cell.freedom, 0.975))
     return _interval(
         math.log(cell.tokens_per_second), quantile * cell.relative_error, measured=True
     )
@@ -235,7 +247,7 @@ def _krige(cells: Sequence[Cell], points: Sequence[Point]) -> list[Estimate]:
     mean = weights @ np.array(means)
     variance = weights @ (np.array(variances) + (np.array(means) - mean) ** 2)
     return [
-        _interval(float(m), 1.96 * math.sqrt(max(float(v), 0.0)), measured=False)
+        _interval(float(m), _Z_95 * math.sqrt(max(float(v), 0.0)), measured=False)
         for m, v in zip(mean, variance, strict=True)
     ]
 

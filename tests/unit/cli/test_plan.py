@@ -162,7 +162,9 @@ def test_bytes_that_are_no_text_are_told(
     path = tmp_path / "bad.csv"
     path.write_bytes(GOOD.encode() + b"1,2,\xff\n")
     assert run("plan", "--measurements", path) == 1
-    assert f"{path}:8: column 3: expected UTF-8 text, found the byte 0xff" in capsys.readouterr().err
+    assert (
+        f"{path}:8: column 3: expected UTF-8 text, found the byte 0xff" in capsys.readouterr().err
+    )
 
 
 def test_a_file_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,7 +64,11 @@ def rows_of(planned: OfflinePlan) -> list[list[int]]:
             [[1, 128, 3]],
         ),
         ("K=0 is an arm when it was measured", {1: {0: 100, 3: 80}}, [[1, 1, 0]]),
-        ("no power of two", {30: {1: 100, 3: 120}, 90: {1: 200, 3: 100}}, [[1, 32, 3], [33, 90, 1]]),
+        (
+            "no power of two",
+            {30: {1: 100, 3: 120}, 90: {1: 200, 3: 100}},
+            [[1, 32, 3], [33, 90, 1]],
+        ),
     ],
 )
 def test_a_table_is_made(situation: str, rates: Rates, rows: list[list[int]]) -> None:
