@@ -48,7 +48,8 @@ def test_what_is_drafted_follows_the_table_and_its_live_changes(
             seen = server.observe(20, k=k)
             assert seen.total(DRAFT_TOKENS) / seen.total(DRAFTS) == pytest.approx(k, abs=0.5)
             by_k = seen.by_label("specdecode_steps_total", "k")
-            assert by_k[str(k)] >= 0.8 * sum(by_k.values())
+            # Where requests end together, the batch is small for a while.
+            assert by_k[str(k)] > 0.5 * sum(by_k.values())
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ class Situation:
 SITUATIONS = {
     "a table": Situation(),
     "swapped tables": Situation(swaps=True),
-    "held edges": Situation(environment={"SPECDECODE_EDGE_MARGIN": "1"}),
+    "held edges": Situation(environment={"SPECDECODE_EDGE_MARGIN": "2"}),
     "a senseless margin": Situation(environment={"SPECDECODE_EDGE_MARGIN": "wide"}),
     "static K": Situation(table=False),
     "no speculation": Situation(method="none"),
