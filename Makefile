@@ -112,6 +112,10 @@ e2e: setup cluster prometheus engine ## The whole course with the real engine, e
 test-vllm: setup engine ## The plugin on the real engine
 	$(PYTEST) -q tests -m engine
 
+.PHONY: test-node
+test-node: setup ## The product on a real kubelet, containerd and runc (root; skips elsewhere)
+	$(BIN)/python -m tests.node
+
 # ------------------------------------------------------------------------------ things to see
 
 .PHONY: demo

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specdecode_operator.manifests.pod import GPU_RESOURCE
-from tests.node import image, namespaces, packages
+from tests.node import image, packages
+from tests.node.namespaces import BRIDGE, NODE_ADDRESS, POD_NETWORK
 from tests.support.cluster import MODULE, ClusterError, LocalCluster, wait_for
 
 NODE = "node-1"
@@ -25,11 +26,11 @@ NETWORK = {
     "plugins": [
         {
             "type": "bridge",
-            "bridge": namespaces.BRIDGE,
+            "bridge": BRIDGE,
             "isGateway": True,
             "ipam": {
                 "type": "host-local",
-                "ranges": [[{"subnet": namespaces.POD_NETWORK, "gateway": namespaces.NODE_ADDRESS}]],
+                "ranges": [[{"subnet": POD_NETWORK, "gateway": NODE_ADDRESS}]],
                 "routes": [{"dst": "0.0.0.0/0"}],
             },
         },
@@ -68,7 +69,7 @@ class NodeCluster(LocalCluster):
     """The control plane with a node of `gpus` GPUs that are only counted."""
 
     def __init__(self, directory: Path, *, images: Sequence[image.Image], gpus: int = 8) -> None:
-        super().__init__(directory, nodes=0, node_address=namespaces.NODE_ADDRESS)
+        super().__init__(directory, nodes=0, node_address=NODE_ADDRESS)
         self.external = False
         self._images = images
         self._gpus = gpus
@@ -109,7 +110,7 @@ class NodeCluster(LocalCluster):
             "kubelet",
             *(str(build_kubelet()), f"--config={configuration}"),
             *(f"--kubeconfig={self._write_kubeconfig(server)}", f"--hostname-override={NODE}"),
-            *(f"--node-ip={namespaces.NODE_ADDRESS}", f"--root-dir={self._node / 'kubelet'}"),
+            *(f"--node-ip={NODE_ADDRESS}", f"--root-dir={self._node / 'kubelet'}"),
         )
         wait_for(
             lambda: self._heartbeat() not in ("", before),
@@ -126,7 +127,7 @@ class NodeCluster(LocalCluster):
         return {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
-            "address": namespaces.NODE_ADDRESS,
+            "address": NODE_ADDRESS,
             "tlsCertFile": str(pki / "agent.crt"),
             "tlsPrivateKeyFile": str(pki / "agent.key"),
             "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
@@ -141,7 +142,7 @@ class NodeCluster(LocalCluster):
             "nodeStatusUpdateFrequency": "2s",
             "crashLoopBackOff": {"maxContainerRestartPeriod": "2s"},
             # The machine is shared: its being full is no reason to evict pods from a test.
-            "evictionHard": {name: "1Mi" for name in ("memory.available", "nodefs.available")},
+            "evictionHard": dict.fromkeys(("memory.available", "nodefs.available"), "1Mi"),
             "imageGCHighThresholdPercent": 100,
         }
 

@@ -7,37 +7,26 @@ container tool is needed to make it, and no registry to get it: containerd impor
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import io
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tarfile
-import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from tests.node import cache, packages
+from tests.node import base, cache, packages
 from tests.support.engine import ROOT
 
 REGISTRY = "specdecode.local"
 USER = 1000
-PYTHON_PACKAGES = (
-    "python3.11-minimal libpython3.11-minimal libpython3.11-stdlib libc6 libgcc-s1 libstdc++6 "
-    "zlib1g libexpat1 libssl3 libffi8 libbz2-1.0 liblzma5 libuuid1 libcrypt1 "
-    "dash coreutils libselinux1 libacl1 libattr1 libgmp10 libpcre2-8-0"
-).split()
-DIST_PACKAGES = "usr/lib/python3/dist-packages"
-SIMULATOR = ROOT / "vllm-image" / "simulator"
 PLUGIN = ROOT / "vllm-image" / "plugin"
 ENTRYPOINT = ROOT / "vllm-image" / "entrypoint"
-CODE = (SIMULATOR / "specdecode_sim", PLUGIN / "specdecode_vllm")
+CODE = (base.SIMULATOR / "specdecode_sim", PLUGIN / "specdecode_vllm")
 VLLM = "#!/usr/bin/python3\nfrom specdecode_sim.main import main\n\nmain()\n"
 SCENARIOS = "etc/scenarios"
 COMPILED = "opt/numba"
@@ -47,6 +36,7 @@ ENVIRONMENT = {
     "NUMBA_CACHE_DIR": f"/{COMPILED}",
     "OPENBLAS_NUM_THREADS": "1",
 }
+CHROOT = shutil.which("chroot") or "/usr/sbin/chroot"
 # Compiles what the first engine would compile while its probes wait.
 WARM_UP = """
 from prometheus_client import CollectorRegistry
@@ -59,10 +49,6 @@ engine.Engine(
     faults=faults.Faults(faults.Scenario()),
 )
 """
-
-
-class ImageError(Exception):
-    """The image could not be made; the message says which step failed, in its words."""
 
 
 @dataclass(frozen=True)
@@ -86,75 +72,25 @@ PAUSE = Image("pause", ("/bin/sleep", "infinity"))
 
 def make_archive(images: Sequence[Image]) -> Path:
     """Return the archive of these images and PAUSE, made first where needed (minutes, 500 MB)."""
-    base = make_base()
-    sources = [str(base).encode(), repr(images).encode(), *_read(Path(__file__), ENTRYPOINT, *CODE)]
-    folder = cache.make_once("image", sources, lambda at: _build(base, [PAUSE, *images], at))
+    root = base.make_base()
+    sources = [
+        str(root).encode(),
+        repr(images).encode(),
+        *base.read_files(Path(__file__), ENTRYPOINT, *CODE),
+    ]
+    folder = cache.make_once("image", sources, lambda at: _build(root, [PAUSE, *images], at))
     return folder / "images.tar"
 
 
-def make_base() -> Path:
-    """Return the folder with Python and all libraries, made first where needed."""
-    wanted = find_requirements()
-    lock = ROOT / "requirements.lock"
-    sources = ["\n".join([*PYTHON_PACKAGES, *wanted]).encode(), *_read(Path(__file__), lock)]
-    return cache.make_once("python", sources, lambda at: _build_base(wanted, at))
-
-
-def find_requirements() -> list[str]:
-    """List the simulator's requirements from other projects."""
-    project = tomllib.loads((SIMULATOR / "pyproject.toml").read_text())["project"]
-    return [r for r in project["dependencies"] if not r.startswith("specdecode-")]
-
-
-def _read(*paths: Path) -> Iterator[bytes]:
-    for path in paths:
-        for file in [path] if path.is_file() else sorted(path.rglob("*")):
-            if file.is_file() and "__pycache__" not in file.parts:
-                yield file.name.encode()
-                yield file.read_bytes()
-
-
-def _build_base(requirements: Sequence[str], root: Path) -> None:
-    packages.unpack(PYTHON_PACKAGES, root)
-    (root / "usr" / "bin" / "python3").symlink_to("python3.11")
-    if not (root / "bin" / "sh").exists():
-        (root / "bin" / "sh").symlink_to("dash")
-    target = root / DIST_PACKAGES
-    target.mkdir(parents=True, exist_ok=True)
-    _say("fetching the simulator's libraries")
-    _install(requirements, root, target)
-    for tests in [*target.glob("*/tests"), *target.glob("*/*/tests")]:
-        shutil.rmtree(tests)
-
-
-def _install(requirements: Sequence[str], root: Path, target: Path) -> None:
-    """Let the image's Python run our pip, so that it takes that Python's wheels."""
-    found = importlib.util.find_spec("pip")
-    assert found is not None
-    assert found.submodule_search_locations is not None
-    libraries = [str(path) for path in (root / "usr" / "lib").glob("*-linux-gnu")]
-    _run(
-        str(root / "usr" / "bin" / "python3.11"),
-        *(found.submodule_search_locations[0], "install", "--quiet", "--only-binary=:all:"),
-        *("--disable-pip-version-check", "--constraint", str(ROOT / "requirements.lock")),
-        *("--target", str(target), *requirements),
-        environment={
-            **os.environ,
-            "PYTHONHOME": str(root / "usr"),
-            "LD_LIBRARY_PATH": ":".join(libraries),
-        },
-    )
-
-
-def _build(base: Path, images: Sequence[Image], target: Path) -> None:
-    _say("building the image of the simulated engine")
+def _build(python: Path, images: Sequence[Image], target: Path) -> None:
+    base.say("building the image of the simulated engine")
     root = target / "root"
     # Links: nothing that is there already is written to.
-    _run("cp", "--archive", "--link", str(base), str(root))
+    base.run("cp", "--archive", "--link", str(python), str(root))
     _add_project(root, images)
     _warm_up(root)
     layer = target / "layer.tar"
-    _run("tar", "--numeric-owner", "--sort=name", "-C", str(root), "-cf", str(layer), ".")
+    base.run("tar", "--numeric-owner", "--sort=name", "-C", str(root), "-cf", str(layer), ".")
     shutil.rmtree(root)
     write_archive(images, layer, target / "images.tar")
     layer.unlink()
@@ -162,7 +98,7 @@ def _build(base: Path, images: Sequence[Image], target: Path) -> None:
 
 def _add_project(root: Path, images: Sequence[Image]) -> None:
     for package in CODE:
-        copy = root / DIST_PACKAGES / package.name
+        copy = root / base.DIST_PACKAGES / package.name
         shutil.copytree(package, copy, ignore=shutil.ignore_patterns("__pycache__"))
         for path in copy.rglob("*"):
             # numba knows a source by its time, of which a tar file keeps whole seconds.
@@ -183,7 +119,7 @@ def _add_project(root: Path, images: Sequence[Image]) -> None:
 
 
 def _warm_up(root: Path) -> None:
-    _run("chroot", str(root), "/usr/bin/python3", "-c", WARM_UP, environment=ENVIRONMENT)
+    base.run(CHROOT, str(root), "/usr/bin/python3", "-c", WARM_UP, environment=ENVIRONMENT)
     # numba goes elsewhere where it could not write.
     for path in (root / COMPILED).rglob("*"):
         path.chmod(0o777 if path.is_dir() else 0o666)
@@ -264,13 +200,3 @@ def _hash_file(path: Path) -> str:
 
 def _to_json(value: Mapping[str, Any]) -> bytes:
     return json.dumps(value, sort_keys=True).encode()
-
-
-def _run(*command: str, environment: Mapping[str, str] | None = None) -> None:
-    answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if answer.returncode != 0:
-        raise ImageError(f"{' '.join(command[:3])}: {answer.stderr.strip()[-1000:]}")
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

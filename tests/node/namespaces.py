@@ -1,8 +1,8 @@
 """Namespaces of our own for a kubelet, so that nothing of the machine changes.
 
-A kubelet and its containers write sysctls, cgroups, mounts, addresses and folders under /var. All of
-it happens in private namespaces that end with their first process; what is left on the machine is
-removed then: one cgroup a hierarchy.
+A kubelet and its containers write sysctls, cgroups, mounts, addresses and folders under /var. All
+of it happens in private namespaces that end with their first process; what is left on the machine
+is removed then: one cgroup a hierarchy.
 """
 
 from __future__ import annotations
