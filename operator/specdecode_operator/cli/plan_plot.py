@@ -14,9 +14,10 @@ from typing import Final
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from specdecode_operator.cli.plan_text import arm_name, batch_name, describe_speculation
 from specdecode_operator.decide.offline_plan import OfflinePlan
@@ -53,10 +54,10 @@ def draw(surface: Surface, plan: OfflinePlan, path: Path) -> None:
     figure.savefig(path, dpi=_DOTS_PER_INCH)
 
 
-def _colours(arms: Sequence[Arm]) -> dict[Arm, object]:
+def _colours(arms: Sequence[Arm]) -> dict[Arm, str]:
     ks = [arm for arm in arms if arm is not None]
     shades = mpl.colormaps["viridis"](np.linspace(0.05, 0.9, max(len(ks), 1)))
-    return {None: _OFF_COLOUR, **dict(zip(ks, map(tuple, shades), strict=False))}
+    return {None: _OFF_COLOUR, **dict(zip(ks, map(to_hex, shades), strict=False))}
 
 
 def _best_k(estimates: Mapping[Arm, Estimate]) -> float:
@@ -73,12 +74,12 @@ def _against(estimate: Estimate, best: float) -> tuple[float, float, float]:
     )
 
 
-def _draw_arm(axes: Axes, plan: OfflinePlan, arm: Arm, colour: object, scale: _Scale) -> None:
+def _draw_arm(axes: Axes, plan: OfflinePlan, arm: Arm, colour: str, scale: _Scale) -> None:
     batches = [choice.batch for choice in plan.by_load]
     found = [choice.estimates[arm] for choice in plan.by_load]
     scaled = [scale(e, b) for e, b in zip(found, batches, strict=True)]
     middle, lower, upper = (np.array(part) for part in zip(*scaled, strict=True))
-    axes.plot(batches, middle, color=colour, linestyle="--" if arm is None else "-", linewidth=1.4)  # type: ignore[arg-type]
+    axes.plot(batches, middle, color=colour, linestyle="--" if arm is None else "-", linewidth=1.4)
     for measured in (True, False):
         here = np.array([e.measured == measured for e in found])
         if here.any():
@@ -88,8 +89,8 @@ def _draw_arm(axes: Axes, plan: OfflinePlan, arm: Arm, colour: object, scale: _S
                 yerr=[(middle - lower)[here], (upper - middle)[here]],
                 fmt="s" if arm is None else "o",
                 markersize=5.5,
-                color=colour,  # type: ignore[arg-type]
-                markerfacecolor=colour if measured else "white",  # type: ignore[arg-type]
+                color=colour,
+                markerfacecolor=colour if measured else "white",
                 elinewidth=1.0,
                 capsize=2.5 if measured else 0,
                 alpha=1.0 if measured else 0.75,
@@ -110,7 +111,7 @@ def _draw_choices(axes: Axes, plan: OfflinePlan, scale: _Scale) -> None:
     )
 
 
-def _draw_steps(axes: Axes, plan: OfflinePlan, colours: Mapping[Arm, object]) -> None:
+def _draw_steps(axes: Axes, plan: OfflinePlan, colours: Mapping[Arm, str]) -> None:
     """Shade the rows of the table and write their K above them."""
     if plan.table is None:
         return
@@ -120,7 +121,7 @@ def _draw_steps(axes: Axes, plan: OfflinePlan, colours: Mapping[Arm, object]) ->
         right = row.last + 0.5 if row is not plan.table.rows[-1] else largest * 1.25
         if right <= left:
             continue
-        axes.axvspan(left, right, color=colours[row.k], alpha=0.13, linewidth=0)  # type: ignore[arg-type]
+        axes.axvspan(left, right, color=colours[row.k], alpha=0.13, linewidth=0)
         if number:
             axes.axvline(left, color=_CHOSEN_COLOUR, linewidth=1.2, linestyle=":")
         axes.text(
@@ -151,7 +152,9 @@ def _scale_axes(top: Axes, bottom: Axes, surface: Surface) -> None:
     if batches[-1] >= _WIDE_SPAN * batches[0]:
         bottom.set_xscale("log", base=2)
         top.set_yscale("log")
+        top.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5), numticks=20))
         top.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+        top.yaxis.set_minor_locator(NullLocator())
     bottom.set_xticks(batches)
     bottom.xaxis.set_major_formatter(FuncFormatter(lambda x, _: batch_name(x)))
     bottom.xaxis.set_minor_locator(NullLocator())
@@ -160,19 +163,21 @@ def _scale_axes(top: Axes, bottom: Axes, surface: Surface) -> None:
     bottom.set_xlim(batches[0] / 1.25, batches[-1] * 1.25)
 
 
-def _legend(arms: Sequence[Arm], colours: Mapping[Arm, object]) -> list[Line2D]:
+def _legend(arms: Sequence[Arm], colours: Mapping[Arm, str]) -> list[Line2D]:
     lines = [
-        Line2D([], [], color=colours[arm], linestyle="--" if arm is None else "-", label=name)  # type: ignore[arg-type]
+        Line2D([], [], color=colours[arm], linestyle="--" if arm is None else "-", label=name)
         for arm in arms
         for name in ("speculation off" if arm is None else arm_name(arm),)
     ]
-    marks = [
-        ("measured, 95 % interval", {"color": "#333333", "markersize": 5.5}),
-        ("predicted", {"color": "#333333", "markersize": 5.5, "markerfacecolor": "white"}),
-        ("best arm at that batch", {"color": _CHOSEN_COLOUR, "markersize": 11}),
-    ]
-    for label, style in marks:
-        if label.startswith("best"):
-            style |= {"markerfacecolor": "none", "markeredgewidth": 1.8}
-        lines.append(Line2D([], [], linestyle="none", marker="o", label=label, **style))  # type: ignore[arg-type]
+    for label, size, face in (
+        ("measured, 95 % interval", 5.5, "#333333"),
+        ("predicted", 5.5, "white"),
+        ("best arm at that batch", 11, "none"),
+    ):
+        edge = _CHOSEN_COLOUR if face == "none" else "#333333"
+        mark = Line2D([], [], linestyle="none", marker="o", label=label, markersize=size)
+        mark.set_markerfacecolor(face)
+        mark.set_markeredgecolor(edge)
+        mark.set_markeredgewidth(1.8 if face == "none" else 1.0)
+        lines.append(mark)
     return lines

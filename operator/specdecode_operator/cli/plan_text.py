@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from specdecode_operator.decide.offline_plan import LoadChoice, OfflinePlan
 from specdecode_operator.domain.table import Row
-from specdecode_operator.estimate.surface import Estimate, Surface
+from specdecode_operator.estimate.surface import Surface
 from specdecode_operator.estimate.surface_prior import Arm
 
 
@@ -72,7 +72,7 @@ def _choice_cells(choice: LoadChoice) -> list[str]:
     if other != choice.arm:
         rival = choice.estimates[other]
         lead = expected.log - rival.log
-        noise = math.hypot(_half_width(expected), _half_width(rival))
+        noise = math.hypot(expected.half_width, rival.half_width)
         sure = "" if lead > noise else ", within the noise"
         why = f"{_percent(lead)} over {arm_name(other)}{sure}"
     return [
@@ -81,10 +81,6 @@ def _choice_cells(choice: LoadChoice) -> list[str]:
         f"{expected.tokens_per_second:.5g} tok/s [{expected.lower:.5g}, {expected.upper:.5g}]",
         why + ("" if expected.measured else "; predicted, measure it before you rely on it"),
     ]
-
-
-def _half_width(estimate: Estimate) -> float:
-    return math.log(estimate.upper / estimate.lower) / 2
 
 
 def _row_cells(row: Row, plan: OfflinePlan) -> list[str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from specdecode_operator.domain.table import KTable, bucket_first, bucket_of
-from specdecode_operator.estimate.surface import Estimate, Surface
+from specdecode_operator.estimate.surface import Z_95, Estimate, Surface
 from specdecode_operator.estimate.surface_prior import Arm
 
 # A further row must be worth this much goodput (log), all loads at weight 1 together. One load
@@ -39,8 +39,8 @@ class LoadChoice:
     @property
     def runner_up(self) -> Arm:
         """The second best arm; the chosen one where there is no other."""
-        others = {arm: e for arm, e in self.estimates.items() if arm != self.arm}
-        return best_arm(others) if others else self.arm
+        worth = {arm: w for arm, w in worth_of(self.estimates).items() if arm != self.arm}
+        return max(worth, key=worth.__getitem__, default=self.arm)
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,21 @@ class OfflinePlan:
 
 def best_arm(estimates: Mapping[Arm, Estimate]) -> Arm:
     """Return the arm that is worth most; of equals off, then the smaller K."""
-    return max(
-        estimates,
-        key=lambda arm: (estimates[arm].worth, arm is None, -(arm or 0)),
-    )
+    worth = worth_of(estimates)
+    return max(estimates, key=lambda arm: (worth[arm], arm is None, -(arm or 0)))
+
+
+def worth_of(estimates: Mapping[Arm, Estimate]) -> dict[Arm, float]:
+    """Return ln goodput to choose by, of the arms at one batch.
+
+    A prediction is discounted by as much of its standard error as the share of arms that were
+    measured there: where nearly all were, a hole must promise more to be chosen.
+    """
+    share = sum(estimate.measured for estimate in estimates.values()) / len(estimates)
+    return {
+        arm: e.log if e.measured else e.log - share * e.half_width / Z_95
+        for arm, e in estimates.items()
+    }
 
 
 def plan_offline(
@@ -133,17 +144,7 @@ def _best_table(
     for bound in bounds:
         inside = sorted(load for load in loads if bucket_of(load) == bound)
         points = inside or [_middle(bound)]
-        values.append(
-            {
-                k: sum(
-                    max(weights.get(batch, 0.0), _NO_LOAD / len(points))
-                    * (estimates[k].worth - max(estimates[other].worth for other in ks))
-                    for batch in points
-                    for estimates in (surface.estimates_at(batch),)
-                )
-                for k in ks
-            }
-        )
+        values.append(_bucket_values(surface, weights, points, ks))
     chosen = choose_by_bucket(values, row_price=ROW_PRICE, max_row_step=max_row_step)
     starts = [
         (bucket_first(bound), k)
@@ -151,6 +152,20 @@ def _best_table(
         if k != before
     ]
     return KTable.from_starts(starts, math.ceil(max(loads)))
+
+
+def _bucket_values(
+    surface: Surface, weights: Mapping[float, float], points: Sequence[float], ks: Sequence[int]
+) -> dict[int, float]:
+    """Return for each K what it is worth below the best K, the points of a bucket together."""
+    values = dict.fromkeys(ks, 0.0)
+    for batch in points:
+        weight = max(weights.get(batch, 0.0), _NO_LOAD / len(points))
+        worth = worth_of(surface.estimates_at(batch))
+        best = max(worth[k] for k in ks)
+        for k in ks:
+            values[k] += weight * (worth[k] - best)
+    return values
 
 
 def _middle(bound: int) -> float:

@@ -41,9 +41,7 @@ _LEVEL: Final = 10.0
 _LOAD_DEPARTURE: Final = 0.15
 _LOAD_REACH_OCTAVES: Final = 3.0
 
-# A prediction is discounted by this part of its standard error.
-_CAUTION: Final = 0.25
-_Z_95: Final = 1.96
+Z_95: Final = 1.96
 
 # What is beyond these is no batch, no K and no rate: products of it would overflow.
 MOST: Final = 1e9
@@ -88,14 +86,9 @@ class Estimate:
         return math.log(self.tokens_per_second)
 
     @property
-    def worth(self) -> float:
-        """ln goodput to choose by: a prediction is worth a little less than its mean.
-
-        So of arms that are alike the measured one is chosen.
-        """
-        if self.measured:
-            return self.log
-        return self.log - _CAUTION * (self.log - math.log(self.lower)) / _Z_95
+    def half_width(self) -> float:
+        """Half the interval in ln goodput."""
+        return math.log(self.upper / self.lower) / 2
 
 
 def arm_order(arm: Arm) -> tuple[bool, int]:
@@ -216,7 +209,7 @@ def _pool(group: Sequence[Measurement], typical: float, spread: tuple[float, flo
 
 
 def _as_measured(cell: Cell) -> Estimate:
-    quantile = _Z_95 if math.isinf(cell.freedom) else float(stdtrit(cell.freedom, 0.975))
+    quantile = Z_95 if math.isinf(cell.freedom) else float(stdtrit(cell.freedom, 0.975))
     return _interval(
         math.log(cell.tokens_per_second), quantile * cell.relative_error, measured=True
     )
@@ -247,7 +240,7 @@ def _krige(cells: Sequence[Cell], points: Sequence[Point]) -> list[Estimate]:
     mean = weights @ np.array(means)
     variance = weights @ (np.array(variances) + (np.array(means) - mean) ** 2)
     return [
-        _interval(float(m), _Z_95 * math.sqrt(max(float(v), 0.0)), measured=False)
+        _interval(float(m), Z_95 * math.sqrt(max(float(v), 0.0)), measured=False)
         for m, v in zip(mean, variance, strict=True)
     ]
 
