@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from specdecode_sim.arguments import Options
+from specdecode_sim.arguments import ConfigRefusedError, Options
 from specdecode_sim.engine import Engine, EngineDeadError, Request
 from specdecode_sim.faults import Faults, Scenario
 from specdecode_sim.profile import load_profile
@@ -36,12 +37,19 @@ class Stream:
 class Bench:
     """An engine of few requests, and its metrics."""
 
-    def __init__(self, *, max_requests: int) -> None:
+    def __init__(
+        self, *, max_requests: int, max_model_tokens: int = 1024, kv_tokens: int = 1_000_000
+    ) -> None:
         self.registry = CollectorRegistry()
-        options = Options(model="m", served_name="chat", max_requests=max_requests)
+        options = Options(
+            model="m",
+            served_name="chat",
+            max_requests=max_requests,
+            max_model_tokens=max_model_tokens,
+        )
         self.engine = Engine(
             options,
-            load_profile("llama8b-a100"),
+            load_profile("llama8b-a100").model_copy(update={"kv_tokens": kv_tokens}),
             registry=self.registry,
             vllm_version="0.33.0",
             faults=Faults(Scenario()),
@@ -59,12 +67,17 @@ class Bench:
         return self.registry.get_sample_value(name, labels) or 0.0
 
 
-@pytest.fixture
-async def bench() -> AsyncIterator[Bench]:
-    made = Bench(max_requests=2)
+@asynccontextmanager
+async def running(made: Bench) -> AsyncIterator[Bench]:
     steps = asyncio.create_task(made.engine.run())
     yield made
     steps.cancel()
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    async with running(Bench(max_requests=2)) as made:
+        yield made
 
 
 async def test_a_request_in_the_row_of_one_given_up_gets_its_own_tokens_alone(
@@ -104,3 +117,32 @@ async def test_a_dead_engine_fails_what_runs_and_takes_nothing(bench: Bench) -> 
     with pytest.raises(EngineDeadError):
         bench.submit(1)
     assert bench.value("vllm:request_success_total", finished_reason="error") == 1
+
+
+async def test_each_request_tells_how_often_it_was_preempted() -> None:
+    small = Bench(max_requests=2, max_model_tokens=160, kv_tokens=160)
+    async with running(small) as bench:
+        streams = [bench.submit(100)[1] for _ in range(2)]  # 232 tokens in all
+        await asyncio.wait_for(asyncio.gather(*(stream.ended.wait() for stream in streams)), 20)
+    preemptions = bench.value("vllm:num_preemptions_total")
+    assert preemptions > 0
+    assert bench.value("vllm:request_num_preemptions_sum") == preemptions
+    assert bench.value("vllm:request_num_preemptions_count") == 2
+
+
+@pytest.mark.parametrize(("kv_tokens", "fits"), [(1024, True), (1023, False)])
+def test_a_model_length_of_which_not_one_request_fits_is_refused(
+    kv_tokens: int, fits: bool
+) -> None:
+    if fits:
+        Bench(max_requests=2, kv_tokens=kv_tokens)
+        return
+    with pytest.raises(ConfigRefusedError, match="estimated maximum model length is 1008"):
+        Bench(max_requests=2, kv_tokens=kv_tokens)
+
+
+async def test_the_longest_request_of_the_smallest_cache_comes_to_its_end() -> None:
+    async with running(Bench(max_requests=2, max_model_tokens=64, kv_tokens=64)) as bench:
+        _, stream = bench.submit(64 - 16)
+        await asyncio.wait_for(stream.ended.wait(), 10)
+    assert sum(stream.outputs) == 64 - 16

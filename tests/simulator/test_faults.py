@@ -43,6 +43,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     def start_one(
         *fault_list: Mapping[str, Any],
         scenario: Mapping[str, Any] | None = None,
+        kv_tokens: int = 1_000_000,
         **speculation: Any,
     ) -> SimulatedServer:
         port = free_port()
@@ -63,7 +64,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
             arguments,
             port=port,
             scenario={"faults": [dict(fault) for fault in fault_list], **(scenario or {})},
-            profile=_quick_profile(tmp_path),
+            profile=_quick_profile(tmp_path, kv_tokens=kv_tokens),
         )
         servers.append(server)
         return server
@@ -73,11 +74,11 @@ def start(tmp_path: Path) -> Iterator[Start]:
         server.stop()
 
 
-def _quick_profile(folder: Path) -> str:
+def _quick_profile(folder: Path, *, kv_tokens: int) -> str:
     """Write the default profile without its start-up time; return its path."""
     fields = yaml.safe_load((FOLDER / "llama8b-a100.yaml").read_text("utf-8"))
     path = folder / "quick.yaml"
-    path.write_text(yaml.safe_dump({**fields, "start_seconds": 0.0}))
+    path.write_text(yaml.safe_dump({**fields, "start_seconds": 0.0, "kv_tokens": kv_tokens}))
     return str(path)
 
 
@@ -192,6 +193,16 @@ def test_a_refused_configuration_ends_the_start_with_1(start: Start) -> None:
     assert code == 1
     assert report["cause"] == "config-refused"
     assert "the drafter does not fit the target" in report["line"]
+    assert classify(server, code=code, ever_ready=False) is FaultClass.CONFIG_REFUSED
+
+
+def test_a_model_length_beyond_the_kv_cache_ends_the_start_with_1(start: Start) -> None:
+    server = start(kv_tokens=512)
+    code = wait_for_end(server)
+    report = json.loads(server.termination_log.read_text())
+    assert code == 1
+    assert report["cause"] == "config-refused"
+    assert "the estimated maximum model length is 512" in report["line"]
     assert classify(server, code=code, ever_ready=False) is FaultClass.CONFIG_REFUSED
 
 

@@ -197,6 +197,7 @@ def test_the_latest_request_is_preempted_and_computed_again() -> None:
     assert sum(numbers[model.PREFILL_TOKENS] for numbers in steps) == known
     assert engine.emitted == {0: 20, 1: 20}
     assert engine.finished == [0, 1]
+    assert engine.state.preempted[:2].tolist() == [0, engine.preemptions]
 
 
 def test_k_is_looked_up_by_the_requests_of_the_step_and_counted_one_step_later() -> None:
@@ -238,11 +239,19 @@ def test_without_drafts_each_step_emits_one_token_a_request(k: int) -> None:
     assert steps[1][model.SECONDS] == pytest.approx(expected)
 
 
-def test_drafts_get_shorter_towards_the_end_of_the_output() -> None:
+def test_drafts_keep_their_length_to_the_end_of_the_output() -> None:
     engine = Bench(curve=(0.0,) * 7)
     engine.submit(0, output=6)
     drafts = [numbers[model.DRAFT_TOKENS] for numbers in engine.drain(7)]
-    assert drafts == [0, 4, 3, 2, 1, 0]
+    assert drafts == [0, 7, 7, 7, 7, 7]
+
+
+def test_what_is_accepted_beyond_the_output_counts_and_is_thrown_away() -> None:
+    engine = Bench(curve=(1.0,) * 7)
+    engine.submit(0, output=12)
+    steps = engine.drain(7)
+    assert [numbers[model.TOKENS] for numbers in steps] == [1, 8, 3]
+    assert [numbers[model.ACCEPTED_TOKENS] for numbers in steps] == [0, 7, 7]
 
 
 def test_drafts_get_shorter_towards_the_longest_context() -> None:

@@ -95,5 +95,5 @@ def test_adaptive_verification_beats_every_fixed_k_where_drafts_differ(streams: 
 
 def test_lengths_that_never_fit_are_refused() -> None:
     small = build_profile().model_copy(update={"kv_tokens": 100})
-    with pytest.raises(ValueError, match="never fits into 100 KV tokens"):
+    with pytest.raises(ValueError, match="never fits into 96 KV tokens"):
         virtual.VirtualEngine(small, k_max=1, lengths=LENGTHS)

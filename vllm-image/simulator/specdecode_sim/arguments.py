@@ -132,6 +132,22 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
     )
 
 
+def check_model_length(max_model_tokens: int, *, kv_tokens: int) -> None:
+    """Refuse a model length of which not one request fits; raises ConfigRefusedError as vLLM.
+
+    An engine that took it would let such a request wait for ever.
+    """
+    if max_model_tokens > kv_tokens:
+        raise ConfigRefusedError(
+            "To serve at least one request with the model's max seq len "
+            f"({max_model_tokens}), KV cache for {max_model_tokens} tokens is needed, which is "
+            f"larger than the available KV cache of {kv_tokens} tokens. Based on the available "
+            f"memory, the estimated maximum model length is {kv_tokens}. Try increasing "
+            "`gpu_memory_utilization` (in the simulator: the profile's kv_tokens) or decreasing "
+            "`max_model_len` when initializing the engine."
+        )
+
+
 def _build_parser(flags: Sequence[Sequence[str]]) -> argparse.ArgumentParser:
     """Make a parser of all flags, with vLLM's abbreviations and short forms."""
     parser = _Parser(prog="vllm serve")

@@ -18,7 +18,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 import specdecode_vllm
-from specdecode_sim import __version__, faults, metrics, model
+from specdecode_sim import __version__, arguments, faults, metrics, model
 from specdecode_sim.acceptance_record import AcceptanceRecord
 from specdecode_sim.arguments import Options
 from specdecode_sim.profile import Profile
@@ -57,7 +57,11 @@ class EngineDeadError(Exception):
 
 
 class Engine:
-    """Runs steps while requests are there; all of it on one event loop."""
+    """Runs steps while requests are there; all of it on one event loop.
+
+    Making it raises arguments.ConfigRefusedError for a model length that the profile's KV cache
+    does not hold.
+    """
 
     def __init__(
         self,
@@ -80,13 +84,17 @@ class Engine:
             graphs=options.graphs, captured_tokens=options.captured_tokens
         )
         self._conditions = profile.build_conditions()
+        kv_blocks = profile.kv_tokens // model.BLOCK_TOKENS
+        arguments.check_model_length(
+            options.max_model_tokens, kv_tokens=kv_blocks * model.BLOCK_TOKENS
+        )
         positions = max(self._k_max, 1)
         self._survival = profile.build_survival(positions=positions)
         self._limits = model.Limits(
             max_requests=options.max_requests,
             max_batched_tokens=options.max_batched_tokens,
             max_model_tokens=options.max_model_tokens,
-            kv_blocks=profile.kv_tokens // model.BLOCK_TOKENS,
+            kv_blocks=kv_blocks,
             adaptive=bool(speculation and speculation.adaptive),
         )
         self._state = model.build_state(self._limits, capacity=MOST_REQUESTS)
@@ -335,7 +343,7 @@ class Engine:
                 prefill_seconds=first - started,
                 decode_seconds=max(0.0, request.last_at - first),
                 total_seconds=now - request.arrived_at,
-                preemptions=0,
+                preemptions=int(self._state.preempted[request.row]),
                 finish_reason=reason,
             )
         )

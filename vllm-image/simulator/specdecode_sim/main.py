@@ -88,15 +88,7 @@ async def _serve(settings: Settings, options: arguments.Options, chosen: profile
     if settings.scenario.slow_start_seconds:
         logger.info("slow start: %g s more", settings.scenario.slow_start_seconds)
     await asyncio.sleep(chosen.start_seconds + settings.scenario.slow_start_seconds)
-    engine = Engine(
-        options,
-        chosen,
-        registry=registry,
-        vllm_version=settings.vllm_version,
-        faults=faults.Faults(settings.scenario, node=settings.node, seed=settings.seed),
-        time_scale=settings.time_scale,
-        seed=settings.seed,
-    )
+    engine = _build_engine(settings, options, chosen, registry)
     server = Server(engine, registry, version=settings.vllm_version)
     runner = web.AppRunner(server.build_app(), access_log=None, handle_signals=False)
     await runner.setup()
@@ -118,6 +110,28 @@ async def _serve(settings: Settings, options: arguments.Options, chosen: profile
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(runner.cleanup(), timeout=2.0)
     return code
+
+
+def _build_engine(
+    settings: Settings,
+    options: arguments.Options,
+    chosen: profile.Profile,
+    registry: CollectorRegistry,
+) -> Engine:
+    """Make the engine; a configuration that it refuses ends the start as in `main`."""
+    try:
+        return Engine(
+            options,
+            chosen,
+            registry=registry,
+            vllm_version=settings.vllm_version,
+            faults=faults.Faults(settings.scenario, node=settings.node, seed=settings.seed),
+            time_scale=settings.time_scale,
+            seed=settings.seed,
+        )
+    except arguments.ConfigRefusedError as error:
+        faults.refuse_configuration(error)
+        raise
 
 
 def _announce(settings: Settings, options: arguments.Options, chosen: profile.Profile) -> None:

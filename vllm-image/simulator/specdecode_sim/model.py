@@ -3,8 +3,11 @@
 `advance` computes one step; it is compiled, so that a step costs microseconds in virtual time and
 leaves the cores to the server in real time. It follows vLLM's V1 scheduler: running requests first,
 then waiting ones in order of arrival, one token budget for prefill chunks and decodes, preemption
-of the latest when KV blocks run out, K by the number of requests in the step. What is not
-followed: prefix caching, encoders, structured output.
+of the latest when KV blocks run out, K by the number of requests in the step. Drafts are cut at the
+longest context and at the token budget, never to what a request may still emit: what is accepted
+beyond its max_tokens counts as accepted and is thrown away. What is not followed: prefix caching,
+encoders, structured output, and that 0.33 leaves drafting out where no request of the step can use
+it.
 
 Requests live in a table of fixed size, one row each, so that nothing is allocated per step.
 """
@@ -42,6 +45,7 @@ class State(NamedTuple):
     draft: Ints  # draft tokens to be verified by the next step
     group: Ints  # quality group of that draft
     blocks: Ints
+    preempted: Ints  # how often so far
     scheduled: Ints  # tokens in the present step
     ease: Floats  # exponent on the draw: 1 as the curve says, below 1 less is accepted
     slow: Floats  # one value: the present slow deviation of step times, in logarithms
@@ -50,7 +54,10 @@ class State(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """Start-up limits of one engine."""
+    """Start-up limits of one engine; without end a request waits that never fits.
+
+    So `max_model_tokens` must fit into `kv_blocks`.
+    """
 
     max_requests: int
     max_batched_tokens: int
@@ -117,6 +124,7 @@ def build_state(limits: Limits, *, capacity: int) -> State:
         draft=rows(),
         group=rows(),
         blocks=rows(),
+        preempted=rows(),
         scheduled=rows(),
         ease=np.ones(capacity),
         slow=np.zeros(1),
@@ -149,6 +157,7 @@ def submit(state: State, row: int, prompt: int, output: int, ease: float) -> Non
     state.generated[row] = 0
     state.draft[row] = 0
     state.blocks[row] = 0
+    state.preempted[row] = 0
     state.ease[row] = ease
     capacity = state.waiting.size
     end = (state.counts[WAITING_FIRST] + state.counts[WAITING]) % capacity
@@ -256,8 +265,7 @@ def advance(
         emitted = min(emitted, left)
         state.generated[row] += emitted
         state.computed[row] = min(state.computed[row], state.prompt[row] + state.generated[row] - 1)
-        # No draft is longer than what its request may still emit beside the bonus token.
-        state.draft[row] = min(max(k_next, 0), max(left - emitted - 1, 0))
+        state.draft[row] = max(k_next, 0)
         state.group[row] = int(chance.random() * survival.shape[0])
         step.emitted_rows[emitters] = row
         step.emitted_tokens[emitters] = emitted
@@ -272,7 +280,7 @@ def advance(
         )
         / 1000.0
     )
-    numbers[SECONDS] *= noise(state.slow, conditions, numbers[SECONDS], chance)
+    numbers[SECONDS] *= noise(state.slow, conditions, numbers[SECONDS], 1.0, chance)
     numbers[BATCH] = batch
     numbers[EMITTERS] = emitters
     was_idle = state.counts[K_BEFORE] == _IDLE
@@ -357,6 +365,7 @@ def _preempt(state: State) -> None:
     state.waiting[state.counts[WAITING_FIRST]] = row
     state.counts[WAITING] += 1
     state.counts[PREEMPTIONS] += 1
+    state.preempted[row] += 1
 
 
 @njit(cache=True)
@@ -398,11 +407,17 @@ def _context_ease(conditions: Conditions, context: int) -> float:
 
 @njit(cache=True)
 def noise(
-    slow: Floats, conditions: Conditions, seconds: float, chance: np.random.Generator
+    slow: Floats,
+    conditions: Conditions,
+    seconds: float,
+    concentration: float,
+    chance: np.random.Generator,
 ) -> float:
-    """Return the factor of this step's noise: independent, times a slow Ornstein-Uhlenbeck one.
+    """Return the noise's factor: independent by step, times a slow Ornstein-Uhlenbeck one.
 
-    `slow` holds the slow one's logarithm from step to step.
+    It is of one step, `seconds` long, or of several together. `concentration`, the sum of their
+    squared seconds over the square of their sum, tells how far independent ones average out: 1 for
+    one step, 1/n for n that are alike. `slow` holds the slow one's logarithm from call to call.
     """
     deviation = 0.0
     if conditions.slow_noise > 0.0:
@@ -411,7 +426,11 @@ def noise(
         slow[0] = slow[0] * kept + fresh * chance.standard_normal()
         deviation += slow[0]
     if conditions.step_noise > 0.0:
-        deviation += conditions.step_noise * chance.standard_normal()
+        variance = conditions.step_noise**2
+        mean = variance / 2.0
+        if concentration < 1.0:  # a lognormal of the sum's own mean and variance
+            variance = math.log1p(math.expm1(variance) * concentration)
+        deviation += mean - variance / 2.0 + math.sqrt(variance) * chance.standard_normal()
     return math.exp(deviation)
 
 

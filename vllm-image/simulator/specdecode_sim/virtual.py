@@ -22,18 +22,23 @@ from specdecode_vllm.table import Row, batch_bucket, build_lookup
 
 # Columns of a cell's totals.
 STEPS, SECONDS, TOKENS, REQUESTS, CONTEXT, COLUMNS = range(6)
-# Columns of a recorded step; drafts at risk by position and accepted by position follow.
+# Columns of a tape's line: one step, or the sum of several of one cell. The first three name the
+# cell; drafts at risk by position and accepted by position follow the last.
 (
-    STEP_SECONDS,
     STEP_BUCKET,
     STEP_K,
     STEP_MIXED,
+    STEP_COUNT,
+    STEP_SECONDS,
+    STEP_SQUARES,  # of seconds
     STEP_TOKENS,
     STEP_BATCH,
     STEP_CONTEXT,
     TAPE_COLUMNS,
-) = range(8)
-_NO_TAPE = np.zeros((0, 0), dtype=np.float32)
+) = range(10)
+_ANY_STEPS = 1 << 62
+
+Lines = NDArray[np.float32]
 
 
 class Lengths(NamedTuple):
@@ -100,9 +105,11 @@ class VirtualEngine:
         seed: int = 0,
     ) -> None:
         longest = lengths.prompt_last + lengths.output_last
-        if longest > profile.kv_tokens:
+        kv_blocks = profile.kv_tokens // model.BLOCK_TOKENS
+        kv_tokens = kv_blocks * model.BLOCK_TOKENS
+        if longest > kv_tokens:
             raise ValueError(
-                f"a request of {longest} tokens never fits into {profile.kv_tokens} KV tokens: "
+                f"a request of {longest} tokens never fits into {kv_tokens} KV tokens: "
                 "give shorter lengths or a larger kv_tokens"
             )
         self._cost = profile.build_cost(graphs=graphs)
@@ -111,8 +118,8 @@ class VirtualEngine:
         self._limits = model.Limits(
             max_requests=max_requests,
             max_batched_tokens=8192,
-            max_model_tokens=1 << 20,
-            kv_blocks=profile.kv_tokens // model.BLOCK_TOKENS,
+            max_model_tokens=kv_tokens,
+            kv_blocks=kv_blocks,
             adaptive=adaptive,
         )
         self._state = model.build_state(self._limits, capacity=4 * max_requests)
@@ -130,25 +137,28 @@ class VirtualEngine:
     def run(self, rows: Sequence[tuple[int, int, int]], *, streams: int, seconds: float) -> Totals:
         """Let `seconds` pass with so many streams under a table of (first, last, K) rows."""
         counted = build_totals(max_requests=self._limits.max_requests, k_max=self._k_max)
-        passed = self._run(rows, streams, seconds, _NO_TAPE, counted)
+        last = self._build_tape(lines=1)
+        passed = self._run(rows, streams, seconds, _ANY_STEPS, last, counted)
         self.now_seconds += passed
         return replace(counted, seconds=passed)
 
-    def record(
-        self, rows: Sequence[tuple[int, int, int]], *, streams: int, steps: int
-    ) -> NDArray[np.float32]:
-        """Let so many steps pass; returns a row for each, see the columns above."""
-        tape = np.zeros((steps, TAPE_COLUMNS + 2 * self._k_max), dtype=np.float32)
+    def record(self, rows: Sequence[tuple[int, int, int]], *, streams: int, steps: int) -> Lines:
+        """Let so many steps pass; returns a line for each, see the columns above."""
+        tape = self._build_tape(lines=steps)
         counted = build_totals(max_requests=self._limits.max_requests, k_max=self._k_max)
-        self.now_seconds += self._run(rows, streams, math.inf, tape, counted)
+        self.now_seconds += self._run(rows, streams, math.inf, steps, tape, counted)
         return tape
+
+    def _build_tape(self, *, lines: int) -> Lines:
+        return np.zeros((lines, TAPE_COLUMNS + 2 * self._k_max), dtype=np.float32)
 
     def _run(
         self,
         rows: Sequence[tuple[int, int, int]],
         streams: int,
         seconds: float,
-        tape: NDArray[np.float32],
+        steps: int,
+        tape: Lines,
         counted: Totals,
     ) -> float:
         return float(
@@ -168,6 +178,7 @@ class VirtualEngine:
                 streams,
                 max(0.0, 1.0 - self._drift_per_hour * self.now_seconds / 3600.0),
                 seconds,
+                steps,
                 tape,
                 counted.cells,
                 counted.mixed,
@@ -201,44 +212,33 @@ def _run(
     streams: int,
     engine_ease: float,
     seconds: float,
-    tape: NDArray[np.float32],
+    steps: int,
+    tape: Lines,
     cells: model.Floats,
     mixed: model.Floats,
     at_risk: model.Ints,
     accepted: model.Ints,
 ) -> float:
-    """Run steps for so many seconds, or until the tape is full if there is one.
+    """Run for so many seconds, but at most so many steps; returns the seconds.
 
-    `held` is the number of streams now, changed as they end.
+    The tape keeps the last steps, as many as it has lines. `held` is the number of streams now,
+    changed as they end.
     """
     passed = 0.0
-    recorded = 0
-    while passed < seconds and (recorded < tape.shape[0] or tape.shape[0] == 0):
+    taken = 0
+    while passed < seconds and taken < steps:
         while held[0] < streams:
             _submit(state, lengths, ease, shares, chance, int(_free_row(state)))
             held[0] += 1
         model.advance(
             state, limits, cost, conditions, survival, lookup, 0, engine_ease, chance, step
         )
-        numbers = step.numbers
-        passed += numbers[model.SECONDS]
-        bucket = 0
-        while (1 << bucket) < numbers[model.BATCH]:
-            bucket += 1
-        is_mixed = numbers[model.PREFILL_TOKENS] > 0
-        cell = mixed[bucket] if is_mixed else cells[bucket, int(numbers[model.K])]
-        cell[STEPS] += 1
-        cell[SECONDS] += numbers[model.SECONDS]
-        cell[TOKENS] += numbers[model.TOKENS]
-        cell[REQUESTS] += numbers[model.BATCH]
-        cell[CONTEXT] += numbers[model.PREFILL_TOKENS if is_mixed else model.CONTEXT_TOKENS]
-        for position in range(at_risk.size):
-            at_risk[position] += step.at_risk[position]
-            accepted[position] += step.accepted[position]
-        if tape.shape[0] > 0:
-            _note(tape[recorded], step, bucket, is_mixed)
-            recorded += 1
-        for i in range(int(numbers[model.EMITTERS])):
+        line = tape[taken % tape.shape[0]]
+        _note(line, step)
+        count(line, step.numbers[model.SECONDS], cells, mixed, at_risk, accepted)
+        passed += step.numbers[model.SECONDS]
+        taken += 1
+        for i in range(int(step.numbers[model.EMITTERS])):
             if not step.is_finished[i]:
                 continue
             if held[0] > streams:
@@ -249,18 +249,51 @@ def _run(
 
 
 @njit(cache=True)
-def _note(line: NDArray[np.float32], step: model.Step, bucket: int, is_mixed: bool) -> None:
+def _note(line: Lines, step: model.Step) -> None:
+    """Write a step as a line."""
     numbers = step.numbers
-    line[STEP_SECONDS] = numbers[model.SECONDS]
+    bucket = 0
+    while (1 << bucket) < numbers[model.BATCH]:
+        bucket += 1
+    is_mixed = numbers[model.PREFILL_TOKENS] > 0
     line[STEP_BUCKET] = bucket
     line[STEP_K] = numbers[model.K]
     line[STEP_MIXED] = is_mixed
+    line[STEP_COUNT] = 1
+    line[STEP_SECONDS] = numbers[model.SECONDS]
+    line[STEP_SQUARES] = numbers[model.SECONDS] ** 2
     line[STEP_TOKENS] = numbers[model.TOKENS]
     line[STEP_BATCH] = numbers[model.BATCH]
     line[STEP_CONTEXT] = numbers[model.PREFILL_TOKENS if is_mixed else model.CONTEXT_TOKENS]
     positions = (line.size - TAPE_COLUMNS) // 2
     line[TAPE_COLUMNS : TAPE_COLUMNS + positions] = step.at_risk[:positions]
     line[TAPE_COLUMNS + positions :] = step.accepted[:positions]
+
+
+@njit(cache=True)
+def count(
+    line: Lines,
+    seconds: float,
+    cells: model.Floats,
+    mixed: model.Floats,
+    at_risk: model.Ints,
+    accepted: model.Ints,
+) -> None:
+    """Add a line to the totals of its cell, its time as `seconds`."""
+    bucket = int(line[STEP_BUCKET])
+    cell = mixed[bucket] if line[STEP_MIXED] > 0 else cells[bucket, int(line[STEP_K])]
+    cell[STEPS] += line[STEP_COUNT]
+    cell[SECONDS] += seconds
+    cell[TOKENS] += line[STEP_TOKENS]
+    cell[REQUESTS] += line[STEP_BATCH]
+    cell[CONTEXT] += line[STEP_CONTEXT]
+    positions = at_risk.size
+    for position in range(positions):
+        drafts = int(line[TAPE_COLUMNS + position])
+        if drafts == 0:
+            break  # no draft got beyond
+        at_risk[position] += drafts
+        accepted[position] += int(line[TAPE_COLUMNS + positions + position])
 
 
 @njit(cache=True)
