@@ -22,11 +22,21 @@ Receiver = Callable[[wire.Head, bytes], None]
 class Connection:
     """A connection to a target, opened at the first request and reused while both sides agree.
 
-    `tls` comes from `build_tls`: loading the certificates takes too long for each connection.
+    A server may close a connection between two requests, and the next one then meets a reset: what
+    was lost on a reused connection before any byte of its answer is sent once more, on a new one,
+    and `on_reconnect` is called. `tls` comes from `build_tls`: loading the certificates takes too
+    long for each connection.
     """
 
-    def __init__(self, target: Target, *, tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self,
+        target: Target,
+        *,
+        tls: ssl.SSLContext | None,
+        on_reconnect: Callable[[], None] = lambda: None,
+    ) -> None:
         self._target = target
+        self._on_reconnect = on_reconnect
         parts = urlsplit(target.url)
         self._host = parts.hostname or ""
         self._tls = tls
@@ -47,15 +57,25 @@ class Connection:
 
         Raises RequestError; the connection is then closed, and opened again for the next request.
         """
-        link = self._link
-        if link is None or not self.is_open:
-            link = self._link = await self._open()
         request = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._headers}"
         request += f"content-length: {len(body)}\r\n\r\n"
+        content = request.encode() + body
+        link = self._link
+        if link is not None and self.is_open:
+            try:
+                return await self._send(link, content, receive)
+            except RequestError as error:
+                if error.kind is not ErrorKind.RESET or link.has_heard:
+                    raise
+            self._on_reconnect()
+        self._link = link = await self._open()
+        return await self._send(link, content, receive)
+
+    async def _send(self, link: "_Link", content: bytes, receive: Receiver) -> wire.Head:
         reusable = False
         try:
             head = await link.exchange(
-                request.encode() + body,
+                content,
                 receive=receive,
                 idle_timeout_seconds=self._target.idle_timeout_seconds,
             )
@@ -100,6 +120,7 @@ class _Link(asyncio.BufferedProtocol):
 
     def __init__(self) -> None:
         self.is_open = False
+        self.has_heard = False  # whether anything came of the present or last reply
         self._transport: asyncio.Transport | None = None
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._reply = wire.ResponseReader()
@@ -116,6 +137,7 @@ class _Link(asyncio.BufferedProtocol):
         events = asyncio.get_running_loop()
         self._reply, self._receive = wire.ResponseReader(), receive
         self._ended = events.create_future()
+        self.has_heard = False
         self._heard_at = events.time()
         watch = _Watch(self, idle_timeout_seconds)
         self._transport.write(request)
@@ -153,6 +175,7 @@ class _Link(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """Take the bytes that have come (asyncio calls this)."""
         self._heard_at = self._clock()
+        self.has_heard = True
         self._take(bytes(self._buffer[:nbytes]))
 
     def eof_received(self) -> None:

@@ -123,7 +123,8 @@ class ClosedLoop:
     async def _work(self, number: int) -> None:
         failures = 0
         talk: Conversation | None = None
-        with contextlib.closing(Connection(self._target, tls=self._tls)) as connection:
+        link = Connection(self._target, tls=self._tls, on_reconnect=self._note_reconnect)
+        with contextlib.closing(link) as connection:
             while number < self._streams and not self._has_sent_all():
                 talk = talk or self._begin_conversation()
                 try:
@@ -167,6 +168,10 @@ class ClosedLoop:
         self.last_error = error
         for window in self._windows:
             window.errors[error.kind] += 1
+
+    def _note_reconnect(self) -> None:
+        for window in self._windows:
+            window.reconnects += 1
 
     def _pause_seconds(self, failures: int) -> float:
         longest = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2.0 ** min(failures - 1, 10))

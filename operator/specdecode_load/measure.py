@@ -21,6 +21,7 @@ class Measurement:
     """One window's result.
 
     `requests` ended well; a failed one is in `errors` by its kind, one still running in neither.
+    `reconnects` are requests that were sent again because a kept-alive connection had gone.
     `streams` is None when it changed inside the window. `generator_cpu` is the share of one core
     that the generator itself used: near 1, it was the generator that was measured. `acceptance` is
     None where the engine reported none.
@@ -35,6 +36,7 @@ class Measurement:
     ttft_seconds: Spread | None
     tpot_seconds: Spread | None
     errors: dict[ErrorKind, int]
+    reconnects: int
     generator_cpu: float
     acceptance: Acceptance | None = None
 
@@ -54,6 +56,7 @@ class Window:
     output_tokens: int = 0
     prompt_tokens: int = 0
     errors: Counter[ErrorKind] = field(default_factory=Counter)
+    reconnects: int = 0
     _ttft_seconds: "array[float]" = field(default_factory=lambda: array("d"))
     _tpot_seconds: "array[float]" = field(default_factory=lambda: array("d"))
     _acceptance: AcceptanceTally = field(default_factory=AcceptanceTally)
@@ -101,6 +104,7 @@ class Window:
             ttft_seconds=Spread.of(self._ttft_seconds),
             tpot_seconds=Spread.of(self._tpot_seconds),
             errors=dict(self.errors),
+            reconnects=self.reconnects,
             generator_cpu=(time.thread_time() - self._cpu_started_at) / seconds,
             acceptance=self._acceptance.summarise(),
         )

@@ -167,6 +167,7 @@ def _stage_values(stage: Measurement) -> dict[str, Any]:
         "ttftSeconds": _spread_values(stage.ttft_seconds),
         "tpotSeconds": _spread_values(stage.tpot_seconds),
         "errors": {str(kind): count for kind, count in sorted(stage.errors.items())},
+        "reconnects": stage.reconnects,
         "generatorCpu": round(stage.generator_cpu, 4),
         "acceptance": _acceptance_values(stage),
     }

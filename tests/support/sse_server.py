@@ -33,9 +33,9 @@ class Pace:
 class Failure:
     """A planted failure: an HTTP status, a broken stream after `after_chunks`, or an odd reply.
 
-    `kind` is status, reset (the connection is aborted), close (ended without the last chunk),
-    error (an error event in the stream), abort (finish_reason abort), no_done, not_json,
-    wrong_shape, garbage (no HTTP) or silence.
+    `kind` is status, unheard (the connection is aborted before any answer), reset (it is aborted in
+    mid-answer), close (ended without the last chunk), error (an error event in the stream), abort
+    (finish_reason abort), no_done, not_json, wrong_shape, garbage (no HTTP) or silence.
     """
 
     kind: str
@@ -164,6 +164,7 @@ class SseServer:
         request_line, *lines = head.strip().split("\r\n")
         headers = {name.lower(): value for name, _, value in (li.partition(": ") for li in lines)}
         body = await reader.readexactly(int(headers.get("content-length", 0)))
+        goes_on = headers.get("connection") != "close" and not self.say_close  # as answered
         if self._api_key and headers.get("authorization") != f"Bearer {self._api_key}":
             _reply(writer, 401, {"error": {"message": "wrong key"}})
         elif request_line.startswith("GET /v1/models "):
@@ -179,7 +180,7 @@ class SseServer:
         else:
             _reply(writer, 404, {"error": {"message": "no such path"}})
         await writer.drain()
-        return headers.get("connection") != "close" and not self.say_close
+        return goes_on
 
     async def _complete(self, request: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         metrics = self._metrics[len(self.requests) % len(self._metrics)]
@@ -191,6 +192,9 @@ class SseServer:
         if failure is not None and failure.kind == "garbage":
             writer.write(b"SSH-2.0-not-http\r\n\r\n")
             return
+        if failure is not None and failure.kind == "unheard":
+            writer.transport.abort()
+            raise ConnectionResetError
         writer.write(
             b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
             b"transfer-encoding: chunked\r\nconnection: %b\r\n\r\n"

@@ -128,6 +128,42 @@ async def test_errors_are_counted_by_kind_and_the_loop_goes_on(until: Until) -> 
     assert window.result.error_count == 5
 
 
+RESET_BEFORE_AN_ANSWER: dict[str, tuple[list[str], dict[ErrorKind, int], int]] = {
+    "a connection used before": (["", "unheard"], {}, 1),
+    "a connection used before, and the new one": (
+        ["", "unheard", "unheard"],
+        {ErrorKind.RESET: 1},
+        1,
+    ),
+    "a new connection": (["unheard"], {ErrorKind.RESET: 1}, 0),
+    "after the first byte": (["", "reset"], {ErrorKind.RESET: 1}, 0),
+    "twice, with an answer between": (["", "unheard", "", "unheard"], {}, 2),
+}
+
+
+@pytest.mark.parametrize("situation", RESET_BEFORE_AN_ANSWER)
+async def test_a_request_lost_with_a_kept_connection_is_sent_once_more(
+    situation: str, until: Until
+) -> None:
+    planted, errors, reconnects = RESET_BEFORE_AN_ANSWER[situation]
+    with SseServer() as server:
+        for kind in planted:
+            if kind:
+                server.fail_next(Failure(kind))
+            else:
+                server.pass_next()
+        async with ClosedLoop(target_of(server), SHORT, most_requests=6) as loop:
+            window = loop.start_window()
+            await until(lambda: loop.is_exhausted)
+        result = window.stop()
+    assert result.errors == errors
+    assert result.reconnects == reconnects
+    assert result.requests == 6 - result.error_count
+    assert len(server.requests) == 6 + reconnects
+    prompts = [request["prompt"] for request in server.requests]
+    assert len(set(prompts)) == 6  # what is sent again is the same request
+
+
 async def test_an_engine_that_dies_and_comes_back_is_waited_for(until: Until) -> None:
     with SseServer(pace=Pace(0.01, 0.01)) as server:
         async with ClosedLoop(target_of(server), SHORT, streams=8) as loop:
