@@ -26,12 +26,12 @@ from tests.support.operator_process import OperatorProcess
 from tests.support.stack import RealImage
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2400)]
 
 STOCK = "vllm-cpu:0.32.0"
 CARRIER = "specdecode-operator:test"
 NAME = "stock"
-START_SECONDS = 400
+START_SECONDS = 900
 # The first table is written live; the second is what vLLM alone follows.
 LIVE = [{"minBatch": 1, "k": 5}, {"minBatch": 9, "k": 1}]
 FIXED = [{"minBatch": 1, "k": 3}, {"minBatch": 9, "k": 1}]
@@ -137,6 +137,7 @@ def place() -> Iterator[Place]:
             objects = Objects(cluster)
             spec = RealImage().build_spec(k_table=FIXED)
             spec["engine"]["image"] = STOCK
+            spec["engine"]["startupTimeout"] = "15m"
             spec["rollout"]["allowDowntime"] = True
             objects.apply(NAME, spec)
             yield Place(objects, venv)
