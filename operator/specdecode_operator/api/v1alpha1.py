@@ -485,6 +485,9 @@ class CellStatus(ApiModel):
     acceptance: float | None = Field(
         None, description="Acceptance at the first position when it was measured."
     )
+    context_tokens: float | None = Field(
+        None, description="Mean context of a request, in tokens, when it was measured."
+    )
     measured_at: datetime = Field(description="When the cell was measured.")
 
 

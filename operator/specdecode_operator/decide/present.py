@@ -13,6 +13,7 @@ from specdecode_operator.estimate import load
 from specdecode_operator.estimate.acceptance import PositionSurvival, Survival
 from specdecode_operator.estimate.counters import NoEstimate, Window
 from specdecode_operator.estimate.goodput import Measurement, Rate, measure_goodput
+from specdecode_operator.estimate.step_cost import has_context_moved
 
 MAX_CELLS: Final = 128
 
@@ -52,13 +53,18 @@ def measure_present(state: TunerState) -> tuple[TunerState, planner.Present] | N
 def to_present(
     state: TunerState, *, batch: int, k: int, rate: Rate, survival: Survival | None
 ) -> planner.Present:
-    """Put what the planner needs together."""
+    """Put what the planner needs together; cells of another mean context say nothing now."""
+    cells = (
+        cell
+        for cell in state.tuning.cells
+        if not has_context_moved(cell.context_tokens, rate.context_tokens)
+    )
     return planner.Present(
         batch=batch,
         k=k,
         rate=rate,
         survival=survival,
-        cells=tuple(state.tuning.cells),
+        cells=tuple(cells),
         envelope=state.inputs.envelope,
         min_k=state.inputs.min_k,
     )
@@ -97,6 +103,7 @@ def remember_cell(
     state: TunerState, measured: Measurement, first: PositionSurvival | None
 ) -> TunerState:
     """Write a cell; the oldest go where they are too many."""
+    context = measured.context_tokens
     cell = CellStatus(
         batch=measured.batch,
         k=measured.k,
@@ -105,6 +112,7 @@ def remember_cell(
         steps=int(min(measured.steps, 1e9)),
         step_seconds=load.rounded(measured.step_seconds),
         acceptance=None if first is None else round(first.survival, 3),
+        context_tokens=context and load.rounded(context),
         measured_at=state.inputs.now,
     )
     others = [c for c in state.tuning.cells if (c.batch, c.k) != (cell.batch, cell.k)]
@@ -121,7 +129,8 @@ def _refresh_cell(
         age = (state.inputs.now - cell.measured_at).total_seconds()
         moved = abs(measured.tokens_per_second / cell.tokens_per_second - 1) > _CELL_MOVED
         fresh = planner.is_fresh(cell, mean_batch=measured.mean_batch, first=first)
-        if fresh and not moved and age < _CELL_AGE_SECONDS:
+        elsewhere = has_context_moved(cell.context_tokens, measured.context_tokens)
+        if fresh and not moved and not elsewhere and age < _CELL_AGE_SECONDS:
             return state
     return remember_cell(state, measured, first)
 
@@ -137,7 +146,9 @@ def _recent_rate(state: TunerState, recent: Window, *, batch: int, k: int) -> Ra
         mean_batch=load.mean_batch_at(recent, batch),
         first=load.first_acceptance(recent),
     )
-    return Rate(cell.tokens_per_second, cell.mean_batch) if young and fresh else None
+    if not (young and fresh):
+        return None
+    return Rate(cell.tokens_per_second, cell.mean_batch, context_tokens=cell.context_tokens)
 
 
 def _find_cell(state: TunerState, batch: int, k: int) -> CellStatus | None:

@@ -1,62 +1,42 @@
-"""Scrapes of the engine plugin's counters turned into deltas that can be trusted.
-
-Raw samples come from several pods, each restarting, appearing and missing scrapes on its own.
-Here every series is cut into increments between adjacent scrapes; what cannot be trusted (an
-interval in which any counter of that engine fell, or in which an engine was busy for longer than
-the clock ran) is dropped for the whole engine, so the counters of a cell stay consistent.
-"""
+"""Deltas of the engines' counters between two moments: what every estimate starts from."""
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from specdecode_operator.api.conditions import Reason
 from specdecode_operator.domain.observation import MetricsSamples, Series
 
-# Counter → the field of its delta. These names are a contract with the plugin.
-STEP_COUNTERS: Final = {
-    "specdecode_steps_total": "steps",
-    "specdecode_step_seconds_total": "seconds",
-    "specdecode_step_tokens_total": "tokens",
-    "specdecode_step_requests_total": "requests",
-    "specdecode_step_context_tokens_total": "context_tokens",
-}
-MIXED_COUNTERS: Final = {
-    "specdecode_mixed_steps_total": "steps",
-    "specdecode_mixed_step_seconds_total": "seconds",
-    "specdecode_mixed_step_tokens_total": "tokens",
-    "specdecode_mixed_step_requests_total": "requests",
-    "specdecode_mixed_step_prefill_tokens_total": "prefill_tokens",
-}
-AT_RISK_COUNTER: Final = "specdecode_at_risk_per_position_total"
-ACCEPTED_COUNTER: Final = "specdecode_accepted_per_position_total"
-ITERATIONS_COUNTER: Final = "specdecode_engine_iterations_total"
-
-_SECONDS: Final = frozenset(
-    {"specdecode_step_seconds_total", "specdecode_mixed_step_seconds_total"}
+from .scrapes import (
+    ACCEPTED_COUNTER,
+    AT_RISK_COUNTER,
+    ITERATIONS_COUNTER,
+    MIXED_COUNTERS,
+    OWN_ACCEPTED_COUNTER,
+    OWN_DRAFT_TOKENS_COUNTER,
+    OWN_DRAFTS_COUNTER,
+    STEP_COUNTERS,
+    Increments,
+    Key,
+    Stream,
+    read_scrapes,
 )
-_CELL_LABELS: Final[Mapping[str, tuple[str, ...]]] = {
-    **dict.fromkeys(STEP_COUNTERS, ("batch", "k", "arm")),
-    **dict.fromkeys(MIXED_COUNTERS, ("batch", "arm")),
-    AT_RISK_COUNTER: ("position",),
-    ACCEPTED_COUNTER: ("position",),
-    ITERATIONS_COUNTER: (),
-}
-_OWN_LABELS: Final = frozenset({"pod", "engine", "batch", "k", "arm", "position", "__name__"})
 
-# A step is counted when it ends, so an interval may hold the end of one long step before it.
-_BUSY_FACTOR: Final = 1.5
-_BUSY_SLACK_SECONDS: Final = 30.0
+PLUGIN_INFO: Final = "specdecode_plugin_info"
+
+# vLLM's own counters tell a constant K where drafts are at most this much shorter on average:
+# near the end of a request they are cut.
+_SHORTENED: Final = 0.05
 
 _MAX_NAMED_PODS: Final = 3
 
-Sample = tuple[float, float]
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -94,12 +74,37 @@ class MixedDelta:
     prefill_tokens: float = 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class Drafts:
+    """Drafts at risk and accepted, one row per scrape interval of an engine, a column per position.
+
+    Rows are in order of engine, then of time.
+    """
+
+    at_risk: Floats
+    accepted: Floats
+
+    def filled_from(self, other: Drafts, *, least: float) -> Drafts:
+        """Take the positions with fewer than `least` drafts at risk from other intervals."""
+        width = max(self.at_risk.shape[1], other.at_risk.shape[1])
+        mine, others = _widened(self, width), _widened(other, width)
+        lacking = mine.at_risk.sum(axis=0) < least
+        return Drafts(
+            np.vstack([mine.at_risk * ~lacking, others.at_risk * lacking]),
+            np.vstack([mine.accepted * ~lacking, others.accepted * lacking]),
+        )
+
+
+_NO_DRAFTS: Final = Drafts(np.zeros((0, 1)), np.zeros((0, 1)))
+
+
+@dataclass(frozen=True, eq=False)
 class Window:
     """Counter deltas between two moments (unix seconds of the scrapes really used).
 
     `pods` are those with at least two scrapes inside; `scrapes` is the count of the pod with
-    the most; `at_risk` and `accepted` are keyed by draft position, from 0.
+    the most; `at_risk` and `accepted` are keyed by draft position, from 0; `drafts` holds the same
+    by interval (empty in a part of a window).
     """
 
     start: float
@@ -111,6 +116,7 @@ class Window:
     accepted: Mapping[int, float]
     iterations: float
     scrapes: int
+    drafts: Drafts
 
     @property
     def seconds(self) -> float:
@@ -118,54 +124,28 @@ class Window:
         return self.end - self.start
 
 
-class _Increment(NamedTuple):
-    name: str
-    cell: tuple[int, ...]
-    begun: float
-    ended: float
-    amount: float
-
-
-@dataclass(frozen=True)
-class _Counter:
-    name: str
-    cell: tuple[int, ...]
-    samples: tuple[Sample, ...]
-
-
-@dataclass(frozen=True)
-class _Stream:
-    """The counters of one engine as one scraper saw them."""
-
-    pod: str
-    scrapes: tuple[float, ...]
-    increments: tuple[_Increment, ...]
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Counters:
-    """Samples read once, from which any number of windows can be cut."""
+    """Samples read once, from which any number of windows can be cut.
 
-    streams: tuple[_Stream, ...]
+    `adaptive` tells whether an engine trims drafts before it verifies them: what it then accepts
+    says nothing about the drafts it did not verify.
+    """
+
+    streams: tuple[Stream, ...]
+    keys: tuple[Key, ...]
+    increments: Increments
+    adaptive: bool = False
 
     @classmethod
     def of(cls, samples: MetricsSamples) -> Counters:
-        """Read the plugin's counters out of raw samples; anything else is passed over."""
-        by_engine: dict[tuple[str, str], dict[tuple[str, ...], list[_Counter]]] = {}
-        for series in samples.series:
-            counter = _to_counter(series)
-            if counter is not None:
-                engine = (series.labels["pod"], series.labels.get("engine", ""))
-                scrapers = by_engine.setdefault(engine, {})
-                scrapers.setdefault(_scraper_of(series), []).append(counter)
+        """Read the counters out of raw samples; anything else is passed over."""
+        scrapes = read_scrapes(samples.series)
         return cls(
-            tuple(
-                stream
-                for (pod, _), scrapers in sorted(by_engine.items())
-                for stream in _without_duplicates(
-                    [_to_stream(pod, scrapers[key]) for key in sorted(scrapers)]
-                )
-            )
+            streams=scrapes.streams,
+            keys=scrapes.keys,
+            increments=scrapes.increments,
+            adaptive=any(_is_adaptive(series) for series in samples.series),
         )
 
     def window(self, *, start: float, end: float) -> Window | NoEstimate:
@@ -173,15 +153,9 @@ class Counters:
         spans = self._spans(start, end)
         if not spans:
             return self._absent(start, end)
-        return _to_window(
-            spans,
-            [
-                increment
-                for stream in self.streams
-                for increment in stream.increments
-                if increment.begun >= start and increment.ended <= end
-            ],
-        )
+        inside = self._inside(start, end)
+        at_risk, accepted = self._by_interval(inside, (AT_RISK_COUNTER, ACCEPTED_COUNTER))
+        return self._to_window(spans, inside, Drafts(at_risk, accepted))
 
     def parts(self, *, start: float, end: float, count: int) -> tuple[Window, ...]:
         """Split a window into parts of equal wall time; their sums are the window's.
@@ -193,17 +167,88 @@ class Counters:
             return ()
         first = min(scrapes[0] for _, scrapes in spans)
         length = (max(scrapes[-1] for _, scrapes in spans) - first) / count
-        split: list[list[_Increment]] = [[] for _ in range(count)]
-        for stream in self.streams:
-            for increment in stream.increments:
-                if increment.begun >= start and increment.ended <= end:
-                    index = math.ceil((increment.ended - first) / length) - 1
-                    split[min(max(index, 0), count - 1)].append(increment)
-        return tuple(_to_window(spans, part) for part in split)
+        inside = self._inside(start, end)
+        part = np.clip(np.ceil((inside.ended - first) / length) - 1, 0, count - 1)
+        return tuple(
+            self._to_window(spans, inside.where(part == number), _NO_DRAFTS)
+            for number in range(count)
+        )
 
-    def _spans(self, start: float, end: float) -> list[tuple[str, list[float]]]:
+    def own_drafts(self, *, start: float, end: float) -> Drafts | NoEstimate:
+        """Return drafts by interval from vLLM's own counters, where K was constant.
+
+        They count accepted tokens by position and drafts, not drafts at risk: at a constant K
+        those of a position are the accepted ones of the position before. Drafts that are cut near
+        the end of a request are taken for whole ones, so up to 5 % fewer tokens than K per draft
+        pass, and acceptance then reads low by at most that share per position.
+        """
+        inside = self._inside(start, end)
+        names = (OWN_DRAFTS_COUNTER, OWN_DRAFT_TOKENS_COUNTER, OWN_ACCEPTED_COUNTER)
+        drafts, tokens, accepted = self._by_interval(inside, names)
+        used = drafts[:, 0] > 0
+        if not used.any():
+            return NoEstimate(Reason.COLLECTING, "No draft was counted by vLLM itself.")
+        drafts, tokens, accepted = drafts[used, 0], tokens[used, 0], accepted[used]
+        lengths = tokens / drafts
+        k = math.ceil(tokens.sum() / drafts.sum() - 1e-9)
+        accepted = np.pad(accepted, ((0, 0), (0, max(0, min(k, 256) - accepted.shape[1]))))
+        constant = bool(np.all((lengths > k * (1 - _SHORTENED)) & (lengths <= k * (1 + 1e-9))))
+        if not 1 <= k <= accepted.shape[1] or not constant or accepted[:, k:].any():
+            return NoEstimate(
+                Reason.VARYING_K,
+                f"K varied in this window ({lengths.min():.2f} to {lengths.max():.2f} tokens per "
+                "draft): vLLM's own counters cannot tell acceptance then, the engine plugin can.",
+            )
+        at_risk = np.column_stack([drafts, accepted[:, : k - 1]])
+        return Drafts(at_risk, accepted[:, :k])
+
+    def _inside(self, start: float, end: float) -> Increments:
+        return self.increments.where(
+            (self.increments.begun >= start) & (self.increments.ended <= end)
+        )
+
+    def _to_window(
+        self, spans: Sequence[tuple[str, Floats]], increments: Increments, drafts: Drafts
+    ) -> Window:
+        totals = np.bincount(increments.key, weights=increments.amount, minlength=len(self.keys))
+        sums = {self.keys[i]: float(totals[i]) for i in np.flatnonzero(totals)}
+        return Window(
+            start=float(min(scrapes[0] for _, scrapes in spans)),
+            end=float(max(scrapes[-1] for _, scrapes in spans)),
+            pods=tuple(sorted({pod for pod, _ in spans})),
+            cells=tuple(
+                CellDelta(batch, k, arm, **fields)
+                for (batch, k, arm), fields in _by_cell(sums, STEP_COUNTERS).items()
+            ),
+            mixed=tuple(
+                MixedDelta(batch, arm, **fields)
+                for (batch, arm), fields in _by_cell(sums, MIXED_COUNTERS).items()
+            ),
+            at_risk={cell[0]: n for (name, cell), n in sums.items() if name == AT_RISK_COUNTER},
+            accepted={cell[0]: n for (name, cell), n in sums.items() if name == ACCEPTED_COUNTER},
+            iterations=sums.get((ITERATIONS_COUNTER, ()), 0.0),
+            scrapes=max(len(scrapes) for _, scrapes in spans),
+            drafts=drafts,
+        )
+
+    def _by_interval(self, inside: Increments, names: Sequence[str]) -> list[Floats]:
+        """Sum increments of each name by interval (rows) and position (columns)."""
+        which = np.array([names.index(n) if n in names else -1 for n, _ in self.keys], dtype=int)
+        column = np.array([cell[0] if cell else 0 for _, cell in self.keys], dtype=int)
+        found = inside.where(which[inside.key] >= 0) if self.keys else inside
+        if not found.key.size:
+            return [np.zeros((0, 1)) for _ in names]
+        found = found.where(np.lexsort((found.ended, found.stream)))
+        is_next = (np.diff(found.stream) != 0) | (np.diff(found.ended) != 0)
+        row = np.cumsum(np.append(False, is_next))
+        width = int(column[found.key].max()) + 1
+        sums = np.zeros((len(names), int(row.max()) + 1, width))
+        np.add.at(sums, (which[found.key], row, column[found.key]), found.amount)
+        return list(sums)
+
+    def _spans(self, start: float, end: float) -> list[tuple[str, Floats]]:
         spans = [
-            (stream.pod, [moment for moment in stream.scrapes if start <= moment <= end])
+            (stream.pod, stream.scrapes[(stream.scrapes >= start) & (stream.scrapes <= end)])
             for stream in self.streams
         ]
         return [(pod, scrapes) for pod, scrapes in spans if len(scrapes) >= 2]
@@ -266,124 +311,20 @@ def _latest_by_pod(series: Iterable[Series]) -> dict[str, float]:
     latest: dict[str, float] = {}
     for one in series:
         pod = one.labels.get("pod")
-        moments = [moment for moment, value in one.samples if math.isfinite(moment + value)]
-        if pod and one.name.startswith("specdecode_") and moments:
-            latest[pod] = max(latest.get(pod, -math.inf), *moments)
-    return latest
+        if pod and one.name.startswith("specdecode_"):
+            newest_first = (at for at, value in reversed(one.samples) if math.isfinite(at + value))
+            latest[pod] = max(latest.get(pod, -math.inf), next(newest_first, -math.inf))
+    return {pod: moment for pod, moment in latest.items() if moment > -math.inf}
 
 
-def _to_counter(series: Series) -> _Counter | None:
-    """Read one series; None where it is none of ours or its labels or samples make no sense."""
-    names = _CELL_LABELS.get(series.name)
-    if names is None or not series.labels.get("pod"):
-        return None
-    try:
-        cell = tuple(int(series.labels[name]) for name in names)
-    except (KeyError, ValueError):
-        return None
-    # Also drops Prometheus's staleness markers (NaN) and, through the dict, repeated samples.
-    samples = {
-        moment: value
-        for moment, value in series.samples
-        if math.isfinite(moment) and math.isfinite(value) and value >= 0
-    }
-    return _Counter(series.name, cell, tuple(sorted(samples.items()))) if samples else None
+def _is_adaptive(series: Series) -> bool:
+    labelled = series.name == PLUGIN_INFO and series.labels.get("adaptive_verification") == "true"
+    return labelled and any(value == 1 for _, value in series.samples)
 
 
-def _scraper_of(series: Series) -> tuple[str, ...]:
-    """Name who scraped a series: two Prometheus jobs or replicas differ in their own labels."""
-    return tuple(
-        f"{name}={value}"
-        for name, value in sorted(series.labels.items())
-        if name not in _OWN_LABELS
-    )
-
-
-def _without_duplicates(streams: Sequence[_Stream]) -> list[_Stream]:
-    """Keep the fullest of streams that overlap in time: they show the same engine twice."""
-    kept: list[_Stream] = []
-    for stream in sorted(streams, key=lambda s: len(s.scrapes), reverse=True):
-        first, last = stream.scrapes[0], stream.scrapes[-1]
-        if all(last < other.scrapes[0] or first > other.scrapes[-1] for other in kept):
-            kept.append(stream)
-    return kept
-
-
-def _to_stream(pod: str, counters: Sequence[_Counter]) -> _Stream:
-    scrapes = tuple(sorted({moment for one in counters for moment, _ in one.samples}))
-    increments = [one for counter in counters for one in _increments(counter, scrapes)]
-    broken = [*_falls(counters), *_overfull(increments)]
-    trusted = [one for one in increments if not _overlaps(one, broken)] if broken else increments
-    return _Stream(pod, scrapes, tuple(trusted))
-
-
-def _increments(counter: _Counter, scrapes: tuple[float, ...]) -> list[_Increment]:
-    """Cut a series at its samples.
-
-    A series that appears while its engine was already being scraped began at 0 (labels are
-    created late); one that is there at the first scrape begins at its first value.
-    """
-    samples = counter.samples
-    appeared = bisect_left(scrapes, samples[0][0])
-    if appeared > 0:
-        samples = ((scrapes[appeared - 1], 0.0), *samples)
-    return [
-        _Increment(counter.name, counter.cell, begun, ended, after - before)
-        for (begun, before), (ended, after) in pairwise(samples)
-        if after > before
-    ]
-
-
-def _falls(counters: Iterable[_Counter]) -> list[tuple[float, float]]:
-    """List intervals in which a counter fell: the engine restarted, or the scrape lied."""
-    return [
-        (begun, ended)
-        for counter in counters
-        for (begun, before), (ended, after) in pairwise(counter.samples)
-        if after < before * (1 - 1e-9)
-    ]
-
-
-def _overfull(increments: Iterable[_Increment]) -> list[tuple[float, float]]:
-    """List intervals in which an engine claims to have worked for longer than they lasted."""
-    busy: dict[tuple[float, float], float] = defaultdict(float)
-    for one in increments:
-        if one.name in _SECONDS:
-            busy[(one.begun, one.ended)] += one.amount
-    return [
-        (begun, ended)
-        for (begun, ended), seconds in busy.items()
-        if seconds > _BUSY_FACTOR * (ended - begun) + _BUSY_SLACK_SECONDS
-    ]
-
-
-def _overlaps(one: _Increment, broken: Iterable[tuple[float, float]]) -> bool:
-    return any(begun < one.ended and ended > one.begun for begun, ended in broken)
-
-
-def _to_window(
-    spans: Sequence[tuple[str, Sequence[float]]], increments: Iterable[_Increment]
-) -> Window:
-    sums: dict[tuple[str, tuple[int, ...]], float] = defaultdict(float)
-    for one in increments:
-        sums[(one.name, one.cell)] += one.amount
-    return Window(
-        start=min(scrapes[0] for _, scrapes in spans),
-        end=max(scrapes[-1] for _, scrapes in spans),
-        pods=tuple(sorted({pod for pod, _ in spans})),
-        cells=tuple(
-            CellDelta(batch, k, arm, **fields)
-            for (batch, k, arm), fields in _by_cell(sums, STEP_COUNTERS).items()
-        ),
-        mixed=tuple(
-            MixedDelta(batch, arm, **fields)
-            for (batch, arm), fields in _by_cell(sums, MIXED_COUNTERS).items()
-        ),
-        at_risk={cell[0]: sum_ for (name, cell), sum_ in sums.items() if name == AT_RISK_COUNTER},
-        accepted={cell[0]: sum_ for (name, cell), sum_ in sums.items() if name == ACCEPTED_COUNTER},
-        iterations=sums.get((ITERATIONS_COUNTER, ()), 0.0),
-        scrapes=max(len(scrapes) for _, scrapes in spans),
-    )
+def _widened(drafts: Drafts, width: int) -> Drafts:
+    more = ((0, 0), (0, width - drafts.at_risk.shape[1]))
+    return Drafts(np.pad(drafts.at_risk, more), np.pad(drafts.accepted, more))
 
 
 def _by_cell(

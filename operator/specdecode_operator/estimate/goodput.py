@@ -23,16 +23,22 @@ ARM_STABLE: Final = 0
 BETA: Final = 0.7
 
 _MIN_PARTS: Final = 4
+# No engine is faster; busy seconds far below their steps are a corrupted counter.
+_MOST_STEPS_PER_SECOND: Final = 20_000.0
 _MIN_OWN_SHARE: Final = 0.5
 
 
 @dataclass(frozen=True)
 class Rate:
-    """Goodput of one engine at a mean batch; the error is a relative standard error, if known."""
+    """Goodput of one engine at a mean batch; the error is a relative standard error, if known.
+
+    `context_tokens` is the mean context of a request in decode-only steps, if known.
+    """
 
     tokens_per_second: float
     mean_batch: float
     relative_error: float | None = None
+    context_tokens: float | None = None
 
 
 @dataclass(frozen=True)
@@ -88,8 +94,12 @@ def measure_goodput(
     own = sum(c.steps for c in decoded if c.k == k)
     if own < _MIN_OWN_SHARE * sum(c.steps for c in decoded):
         return NoEstimate(Reason.COLLECTING, f"Most steps at batch {batch} did not run with K {k}.")
-    if not math.isfinite(tokens / seconds):
-        return NoEstimate(Reason.COLLECTING, f"The counters at batch {batch} make no sense.")
+    if not math.isfinite(tokens / seconds) or steps > _MOST_STEPS_PER_SECOND * seconds:
+        return NoEstimate(
+            Reason.BAD_DATA,
+            f"The counters at batch {batch} make no sense: {steps:.0f} steps with {tokens:.0f} "
+            f"tokens in {seconds:.3g} s.",
+        )
     busy = busy_seconds_by_batch(window)
     return Measurement(
         tokens_per_second=tokens / seconds,
@@ -100,6 +110,7 @@ def measure_goodput(
         steps=steps,
         step_seconds=seconds / steps,
         present_seconds=window.seconds * busy[batch] / sum(busy.values()),
+        context_tokens=_mean_context([c for c in decoded if c.k == k]),
     )
 
 
@@ -126,6 +137,12 @@ def _deltas(window: Window, batch: int, k: int) -> list[CellDelta | MixedDelta]:
     cells = [c for c in window.cells if c.batch == batch and c.k == k and c.arm == ARM_STABLE]
     mixed = [m for m in window.mixed if m.batch == batch and m.arm == ARM_STABLE]
     return [*cells, *mixed]
+
+
+def _mean_context(cells: Sequence[CellDelta]) -> float | None:
+    requests = sum(cell.requests for cell in cells)
+    context = sum(cell.context_tokens for cell in cells)
+    return context / requests if requests > 0 and context > 0 else None
 
 
 def _totals(deltas: Sequence[CellDelta | MixedDelta]) -> tuple[float, float, float]:

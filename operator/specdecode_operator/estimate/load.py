@@ -6,9 +6,16 @@ import math
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from specdecode_operator.api.conditions import Reason
 from specdecode_operator.api.v1alpha1 import EstimateStatus
 
-from .acceptance import MIN_DRAFTS, PositionSurvival, Survival, estimate_survival
+from .acceptance import (
+    MIN_DRAFTS,
+    PositionSurvival,
+    Survival,
+    estimate_clustered_survival,
+    tokens_per_step,
+)
 from .counters import CellDelta, Counters, MixedDelta, NoEstimate, Window
 from .goodput import ARM_STABLE, busy_seconds_by_batch, measure_goodput
 
@@ -48,21 +55,34 @@ def mean_batch_at(window: Window, batch: int) -> float:
 
 def first_acceptance(window: Window) -> PositionSurvival | None:
     """Return acceptance at the first position, None where too few drafts were seen."""
-    survival = estimate_survival(window.at_risk, window.accepted)
+    survival = estimate_clustered_survival(window.drafts)
     return None if isinstance(survival, NoEstimate) else survival.positions[0]
 
 
 def survival_now(counters: Counters, window: Window) -> Survival | None:
-    """Estimate survival in a window; positions with too few drafts there come from all samples."""
-    at_risk, accepted = dict(window.at_risk), dict(window.accepted)
-    whole = counters.window(start=-math.inf, end=math.inf)
-    if isinstance(whole, Window):
-        for position, risk in whole.at_risk.items():
-            if at_risk.get(position, 0.0) < MIN_DRAFTS:
-                at_risk[position] = risk
-                accepted[position] = whole.accepted.get(position, 0.0)
-    survival = estimate_survival(at_risk, accepted)
+    """Return survival in a window as `estimate_survival_now` does, None where it cannot."""
+    survival = estimate_survival_now(counters, window)
     return None if isinstance(survival, NoEstimate) else survival
+
+
+def estimate_survival_now(counters: Counters, window: Window) -> Survival | NoEstimate:
+    """Estimate survival in a window; positions with too few drafts there come from all samples.
+
+    Without the plugin's counters vLLM's own are used, which tell it only while K is constant.
+    """
+    if counters.adaptive:
+        return NoEstimate(
+            Reason.ADAPTIVE_VERIFICATION,
+            "The engine verifies only the drafts it expects to be accepted, so acceptance by "
+            "position cannot be told: tokens per step and step time are what counts.",
+        )
+    whole = counters.window(start=-math.inf, end=math.inf)
+    drafts = whole.drafts if isinstance(whole, Window) else window.drafts
+    if drafts.at_risk.any():
+        drafts = window.drafts.filled_from(drafts, least=MIN_DRAFTS)
+        return estimate_clustered_survival(drafts)
+    own = counters.own_drafts(start=window.start, end=window.end)
+    return own if isinstance(own, NoEstimate) else estimate_clustered_survival(own)
 
 
 def figures_now(counters: Counters, *, now: float, stored: EstimateStatus) -> EstimateStatus:
@@ -78,11 +98,11 @@ def figures_now(counters: Counters, *, now: float, stored: EstimateStatus) -> Es
     measured = measure_goodput(recent, batch=batch, k=_commonest_k(recent, batch))
     if isinstance(measured, NoEstimate):
         return stored
-    survival = estimate_survival(recent.at_risk, recent.accepted)
+    survival = estimate_clustered_survival(recent.drafts)
     positions = () if isinstance(survival, NoEstimate) else survival.positions
     figures = EstimateStatus(
         batch=batch,
-        mean_acceptance_length=round(_mean_length(recent), 2),
+        mean_acceptance_length=round(_mean_length(recent, adaptive=counters.adaptive), 2),
         acceptance=[round(position.survival, 3) for position in positions],
         goodput_tokens_per_second=rounded(measured.tokens_per_second),
         tokens_per_second_per_user=rounded(measured.tokens_per_second / measured.mean_batch),
@@ -102,8 +122,11 @@ def _commonest_k(window: Window, batch: int) -> int:
     return max(steps, key=lambda k: steps[k], default=0)
 
 
-def _mean_length(window: Window) -> float:
-    """Return 1 + accepted ÷ drafts as it was, over all K that ran."""
+def _mean_length(window: Window, *, adaptive: bool) -> float:
+    """Return 1 + accepted ÷ drafts as it was, over all K that ran; under AV tokens per step."""
+    if adaptive:
+        emitted = tokens_per_step(window)
+        return 1.0 if isinstance(emitted, NoEstimate) else emitted
     drafts = window.at_risk.get(0, 0.0)
     accepted = sum(window.accepted.values())
     return 1.0 + accepted / drafts if drafts > 0 else 1.0

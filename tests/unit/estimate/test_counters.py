@@ -39,15 +39,14 @@ def steps_in(*found: Series, start: float = 0, end: float = 100) -> float:
 
 GROWTH = {
     "grows evenly": ([steps((0, 100), (5, 110), (10, 130))], 30),
-    "falls at a restart: that interval is lost, the rest counts": (
-        [steps((0, 100), (5, 110), (10, 7), (15, 27))],
-        10 + 20,
+    "falls at a restart: that interval and the two beside it are lost, the rest counts": (
+        [steps((0, 100), (5, 110), (10, 130), (15, 7), (20, 27), (25, 50))],
+        10 + 23,
     ),
     "another counter of the engine fell: a hidden restart": (
         [
-            heartbeat([0]),
-            series("specdecode_engine_iterations_total", [(0, 900), (5, 950), (10, 3)]),
-            steps((0, 100), (5, 110), (10, 300)),
+            series("specdecode_engine_iterations_total", [(0, 900), (5, 950), (10, 990), (15, 3)]),
+            steps((0, 100), (5, 110), (10, 140), (15, 300)),
         ],
         10,
     ),
