@@ -117,7 +117,10 @@ def build_series(pod: str, end: float) -> tuple[Series, ...]:
     drafts = tuple(
         series(
             f"specdecode_{name}_per_position_total",
-            [(moment, index * 1000 * 0.7 ** (position + gone)) for index, moment in enumerate(moments)],
+            [
+                (moment, index * 1000 * 0.7 ** (position + gone))
+                for index, moment in enumerate(moments)
+            ],
             position=position,
             pod=pod,
         )

@@ -110,7 +110,12 @@ class SglangAdaptive:
     Zero steps is plain decoding there, without the drafter: the kinder reading, speculation off.
     """
 
-    SLOTS: Final = {1: ((1, 3, 5, 7), -0.25), 8: ((0, 1, 3), 0.0), 32: ((0, 1), 0.0), 64: ((0,), 0.0)}
+    SLOTS: Final = {
+        1: ((1, 3, 5, 7), -0.25),
+        8: ((0, 1, 3), 0.0),
+        32: ((0, 1), 0.0),
+        64: ((0,), 0.0),
+    }
 
     def __init__(self, *, k_max: int, initial: int = 3) -> None:
         self.every = 5
@@ -181,10 +186,14 @@ class TensorRtSchedule:
 
 @dataclass(frozen=True)
 class OfflineProfile:
-    """Inter-token times by batch and K as a benchmark measured them, and acceptance by position."""
+    """Inter-token times by batch and K as a benchmark measured them, and acceptance by position.
+
+    `engine_seconds`: how long the benchmark kept an engine from serving, without its starts.
+    """
 
     seconds: Mapping[int, Mapping[int, float]]
     survival: Sequence[float]
+    engine_seconds: float = 0.0
 
     def best_k(self, batch: int) -> int:
         """Return the K of the highest mean acceptance length ÷ inter-token time."""
@@ -232,21 +241,24 @@ class VllmTable:
 def profile_offline(surface: Surface, *, seed: int, waves: int = 20) -> OfflineProfile:
     """Benchmark a surface as PR 32374's script does, under the noise of its engines."""
     seconds: dict[int, dict[int, float]] = {}
+    spent = 0.0
     for batch in VllmTable.BATCHES:
         load = Load(batch, 100, SHORT)
+        tokens = waves * batch * (SHORT.output_first + SHORT.output_last) / 2
+        spent += tokens / surface.goodput(load, OFF)
         seconds[batch] = {0: _mean_step(surface.steps(load, OFF))}
         for k in VllmTable.KS:
             engine = NoisyEngine(surface, load, seed=hash((seed, batch, k)) & 0xFFFF)
-            length = SHORT.output_last * batch / surface.goodput(load, k)
-            seconds[batch][k] = _step_seconds(engine.serve(load, k, waves * length))
+            length = tokens / surface.goodput(load, k)
+            spent += length
+            seconds[batch][k] = _step_seconds(engine.serve(load, k, length))
     top = surface.steps(Load(1, 100, SHORT), max(VllmTable.KS))
-    return OfflineProfile(seconds, _survival(top, surface.k_max)[: max(VllmTable.KS)])
+    survival = _survival(top, surface.k_max)[: max(VllmTable.KS)]
+    return OfflineProfile(seconds, survival, spent)
 
 
 def _step_seconds(totals: virtual.Totals) -> float:
-    return float(
-        totals.cells[..., virtual.SECONDS].sum() / totals.cells[..., virtual.STEPS].sum()
-    )
+    return float(totals.cells[..., virtual.SECONDS].sum() / totals.cells[..., virtual.STEPS].sum())
 
 
 # ----------------------------------------------------------------- SmartSpec / TurboSpec

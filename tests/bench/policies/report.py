@@ -1,4 +1,4 @@
-"""Scores: goodput lost against the oracle, after convergence, against the best fixed K; the promise.
+"""Scores: goodput lost against the oracle, in all and after convergence; the promise.
 
 Goodput is the cells' long-run mean, so a run's regret is exact given the K it held.
 """

@@ -17,7 +17,7 @@ from tests.bench.policies.surfaces import Load, Surface
 from tests.bench.policies.traces import Phase
 from tests.bench.policies.tuned import Settings, Stretch, Tuned
 
-WATCHED_STEPS = 200
+WATCHED_STEPS = 100
 TICK_SECONDS = 60
 
 TUNED = "ours"
@@ -52,9 +52,7 @@ def run_tuned(
     settings: Settings | None = None,
 ) -> Run:
     """Run our arm."""
-    tuned = Tuned(
-        surface, seed=seed, noise_factor=noise_factor, settings=settings or Settings()
-    )
+    tuned = Tuned(surface, seed=seed, noise_factor=noise_factor, settings=settings or Settings())
     tuned.run(trace)
     return Run(
         TUNED,
@@ -65,14 +63,11 @@ def run_tuned(
     )
 
 
-def run_policy(
-    surface: Surface, trace: list[Phase], policy: peers.Policy
-) -> tuple[Stretch, ...]:
+def run_policy(surface: Surface, trace: list[Phase], policy: peers.Policy) -> tuple[Stretch, ...]:
     """Run an arm that decides inside the engine."""
     if policy.every == 0:
         return tuple(
-            Stretch(phase.load, policy.choose(phase.load.streams), phase.seconds)
-            for phase in trace
+            Stretch(phase.load, policy.choose(phase.load.streams), phase.seconds) for phase in trace
         )
     player = _Player(surface, policy)
     return tuple(

@@ -43,6 +43,8 @@ STARTED = datetime(2026, 1, 1, tzinfo=UTC)
 DELIVERY_SECONDS = 0.5  # from the write of a table until every engine reports it
 KEPT_SECONDS = 3600 + 4 * SCRAPE_SECONDS
 CYCLE_SECONDS = 60.0
+BLOCK = parse_duration(LiveSoak().min_duration)
+COOLDOWN = parse_duration(Rollout().cooldown)
 START_K = 3  # what EAGLE's guides start with
 
 # In the order of `virtual`'s columns: steps, seconds, tokens, requests, context or prefill tokens.
@@ -71,9 +73,9 @@ class Stretch:
 class Settings:
     """What the user may set; the custom resource's defaults."""
 
-    block: timedelta = parse_duration(LiveSoak().min_duration)
+    block: timedelta = BLOCK
     min_steps: int = LiveSoak().min_steps
-    cooldown: timedelta = parse_duration(Rollout().cooldown)
+    cooldown: timedelta = COOLDOWN
     min_gain_percent: float = Tuning().min_gain_percent
     min_k: int = Tuning().min_k
     start_k: int = START_K
@@ -148,9 +150,7 @@ class Tuned:
         self._scraped = Scraped()
         self._tuning = TuningStatus()
         self._experiment: ExperimentStatus | None = None
-        self._users = KTable.constant(
-            min(self.settings.start_k, self.surface.k_max), MAX_REQUESTS
-        )
+        self._users = KTable.constant(min(self.settings.start_k, self.surface.k_max), MAX_REQUESTS)
         self._in_force = self._users
         self._wanted = self._users
         self._delivered_at = math.inf

@@ -120,7 +120,7 @@ def test_vllm_takes_the_largest_k_while_drafts_are_free_and_none_when_each_costs
 def test_vllm_interpolates_between_the_profiled_batches_and_ks() -> None:
     chosen = [profiled().best_k(batch) for batch in (1, 2, 8, 32, 64)]
     assert chosen == sorted(chosen, reverse=True)
-    assert 0 < chosen[1] < 5
+    assert 0 < chosen[2] < 5
     at_two = profiled(price=0.1).best_k(1)
     assert at_two in (2, 3, 4)  # 2 and 4 were never measured themselves
 
@@ -147,9 +147,13 @@ def with_acceptance(policy: peers.GoodputArgmax, share: float) -> peers.GoodputA
 
 
 def test_smartspec_expects_the_geometric_sum_of_tokens() -> None:
-    """With free drafts it takes all; its expectation at k=3, a=0.7 is 2.533 tokens."""
+    """At a=0.7 a third token gains 0.343: it is drafted up to a price of 0.343 / 2.19 a token."""
+    cheap, dear = (linear(1.0, 0.0, price) for price in (0.17, 0.19))
     assert with_acceptance(linear(1.0, 0.0, 0.0), 0.7).choose(1) == 7
-    assert (1 - 0.7**4) / (1 - 0.7) == pytest.approx(2.533)
+    assert with_acceptance(cheap, 0.7).choose(1) >= with_acceptance(dear, 0.7).choose(1)
+    tokens = [(1 - 0.7 ** (k + 1)) / (1 - 0.7) for k in range(8)]
+    best = max(range(8), key=lambda k: tokens[k] / (1 + 0.17 * k))
+    assert with_acceptance(cheap, 0.7).choose(1) == best
 
 
 def test_smartspec_drafts_less_at_larger_batches_and_nothing_at_the_largest() -> None:
