@@ -25,11 +25,15 @@ _NO_LOAD: Final = 0.01
 
 @dataclass(frozen=True)
 class LoadChoice:
-    """The best arm at one load alone, off included, beside all arms there."""
+    """The best arm at one load alone, off included, beside all arms there.
+
+    `worth` is ln goodput to choose by (`worth_at`).
+    """
 
     batch: float
     arm: Arm
     estimates: Mapping[Arm, Estimate]
+    worth: Mapping[Arm, float]
 
     @property
     def expected(self) -> Estimate:
@@ -39,8 +43,8 @@ class LoadChoice:
     @property
     def runner_up(self) -> Arm:
         """The second best arm; the chosen one where there is no other."""
-        worth = {arm: w for arm, w in worth_of(self.estimates).items() if arm != self.arm}
-        return max(worth, key=worth.__getitem__, default=self.arm)
+        others = [arm for arm in self.worth if arm != self.arm]
+        return max(others, key=self.worth.__getitem__, default=self.arm)
 
 
 @dataclass(frozen=True)
@@ -60,21 +64,26 @@ class OfflinePlan:
         return self.table is not None and (self.gain_log is None or self.gain_log >= 0)
 
 
-def best_arm(estimates: Mapping[Arm, Estimate]) -> Arm:
-    """Return the arm that is worth most; of equals off, then the smaller K."""
-    worth = worth_of(estimates)
-    return max(estimates, key=lambda arm: (worth[arm], arm is None, -(arm or 0)))
+def choose_at(surface: Surface, batch: float) -> LoadChoice:
+    """Choose the arm that is worth most at one batch; of equals off, then the smaller K."""
+    worth = worth_at(surface, batch)
+    arm = max(worth, key=lambda arm: (worth[arm], arm is None, -(arm or 0)))
+    return LoadChoice(batch, arm, surface.estimates_at(batch), worth)
 
 
-def worth_of(estimates: Mapping[Arm, Estimate]) -> dict[Arm, float]:
+def worth_at(surface: Surface, batch: float) -> dict[Arm, float]:
     """Return ln goodput to choose by, of the arms at one batch.
 
-    A prediction is discounted by as much of its standard error as the share of arms that were
-    measured there: where nearly all were, a hole must promise more to be chosen.
+    A prediction must promise more than its mean to displace a measurement: it is discounted by a
+    part of its standard error, which is large where nearly all other arms were measured, and for
+    an arm that was seldom measured anywhere.
     """
-    share = sum(estimate.measured for estimate in estimates.values()) / len(estimates)
+    estimates = surface.estimates_at(batch)
+    measured = sum(estimate.measured for estimate in estimates.values()) / len(estimates)
     return {
-        arm: e.log if e.measured else e.log - share * e.half_width / Z_95
+        arm: e.log
+        if e.measured
+        else e.log - max(measured, 1 - surface.coverage[arm]) * e.half_width / Z_95
         for arm, e in estimates.items()
     }
 
@@ -92,11 +101,7 @@ def plan_offline(
     batches where None. K below `min_k` is left out of the table; adjacent rows differ by no more
     than `max_row_step` (0: no limit).
     """
-    choices = tuple(
-        LoadChoice(batch, best_arm(estimates), estimates)
-        for batch in surface.batches
-        for estimates in (surface.estimates_at(batch),)
-    )
+    choices = tuple(choose_at(surface, batch) for batch in surface.batches)
     ks = [arm for arm in surface.arms if arm is not None and arm >= min_k]
     if not ks:
         return OfflinePlan(choices, None, None)
@@ -161,7 +166,7 @@ def _bucket_values(
     values = dict.fromkeys(ks, 0.0)
     for batch in points:
         weight = max(weights.get(batch, 0.0), _NO_LOAD / len(points))
-        worth = worth_of(surface.estimates_at(batch))
+        worth = worth_at(surface, batch)
         best = max(worth[k] for k in ks)
         for k in ks:
             values[k] += weight * (worth[k] - best)

@@ -153,6 +153,14 @@ class Surface:
         """The arms measured anywhere: off first, then K ascending."""
         return tuple(sorted({cell.arm for cell in self.cells}, key=arm_order))
 
+    @cached_property
+    def coverage(self) -> dict[Arm, float]:
+        """The share of the measured batches at which each arm was measured."""
+        return {
+            arm: sum(cell.arm == arm for cell in self.cells) / len(self.batches)
+            for arm in self.arms
+        }
+
     def estimates_at(self, batch: float) -> dict[Arm, Estimate]:
         """Return the goodput of every arm at one batch; between measured batches predicted."""
         found = self._found.get(batch)

@@ -12,7 +12,6 @@ from specdecode_operator.decide.offline_plan import (
     OfflinePlan,
     choose_by_bucket,
     plan_offline,
-    worth_of,
 )
 from specdecode_operator.estimate.surface import Measurement, Surface, fit_surface
 from specdecode_operator.estimate.surface_prior import Arm
@@ -112,6 +111,14 @@ def test_occupancy_decides_between_loads_of_unequal_weight() -> None:
     assert not plan(rates, occupancy={1: 1, 64: 9}).speculation
 
 
+def test_a_hole_must_promise_more_than_its_mean_to_be_chosen() -> None:
+    rates: Rates = {90: {None: 2445, 3: 3000}, 110: {None: 2892, 1: 3185, 3: 3300}}
+    surface = surface_of({**rates, 128: {None: 3413, 3: 3413}})
+    at_128 = surface.estimates_at(128)
+    assert at_128[1].tokens_per_second > at_128[3].tokens_per_second
+    assert plan_offline(surface).by_load[-1].arm is None
+
+
 def test_equal_goodput_is_off_then_the_smaller_k() -> None:
     assert plan({128: {None: 3413, 1: 3413, 3: 3413}}).by_load[0].arm is None
     assert plan({128: {1: 3413, 3: 3413}}).by_load[0].arm == 1
@@ -159,10 +166,9 @@ def test_on_a_published_table_simplicity_costs_no_load_more_than_two_rows(name: 
     buckets = [1 << (int(choice.batch) - 1).bit_length() for choice in planned.by_load]
     for choice, bucket in zip(planned.by_load, buckets, strict=True):
         if buckets.count(bucket) == 1:
-            worth = worth_of(choice.estimates)
-            best = max(w for arm, w in worth.items() if arm is not None)
+            best = max(w for arm, w in choice.worth.items() if arm is not None)
             k = planned.table.k_at(int(choice.batch))
-            assert best - worth[k] <= 2 * ROW_PRICE + 0.003
+            assert best - choice.worth[k] <= 2 * ROW_PRICE + 0.003
 
 
 @pytest.mark.parametrize("name", [name for name, table in PUBLIC.items() if table.is_broad])
