@@ -2,7 +2,8 @@
 
 Run by the engine's Python with the plugin on its path, the target and draft model and the batch
 as arguments; the samples go to files of PROMETHEUS_MULTIPROC_DIR as they do in a server. Prints
-JSON. What is timed is schedule() and update_from_output(), in microseconds.
+JSON. What is timed is schedule() and update_from_output(), in microseconds of CPU: what else runs on
+the machine would drown a difference of wall times.
 """
 
 import json
@@ -47,13 +48,13 @@ class Steps:
 
     def run(self) -> float:
         """Take one step; return its microseconds."""
-        started = time.perf_counter()
+        started = time.thread_time()
         output = self._scheduler.schedule()
-        spent = time.perf_counter() - started
+        spent = time.thread_time() - started
         runner_output = self._run.sample(output)
-        started = time.perf_counter()
+        started = time.thread_time()
         self._scheduler.update_from_output(output, runner_output)
-        spent += time.perf_counter() - started
+        spent += time.thread_time() - started
         self._run.propose(output)
         return spent * 1e6
 

@@ -6,7 +6,6 @@ Label children are created before their first increment, or rate() would not see
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
@@ -48,8 +47,7 @@ class EngineLabels(NamedTuple):
     engine: str
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One finished step. `k` and `arm` were decided when its drafts were proposed."""
 
     batch: int

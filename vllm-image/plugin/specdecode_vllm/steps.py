@@ -6,9 +6,10 @@ before the one ahead of it is finished: each step carries its own record from sc
 update_from_output(). Reads the scheduler's objects, never changes them.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from operator import attrgetter
+from typing import Any, NamedTuple, Protocol
 
 from specdecode_vllm.metrics import Step
 
@@ -27,8 +28,7 @@ class StepSink(Protocol):
         """Count drafts at risk and accepted, both by position."""
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(NamedTuple):
     """K and arm as one schedule() decided them."""
 
     k: int
@@ -45,6 +45,7 @@ class Record:
     batch: int
     prefill_tokens: int
     context_tokens: int
+    draft_length: int  # of all its drafts; 0 where they differ or there are none
     counts_with_vllm: bool = False
 
 
@@ -66,13 +67,15 @@ class StepObserver:
         if batch == 0:
             return
         decision = Decision(k=k, arm=arm)
+        lengths = list(map(len, output.scheduled_spec_decode_tokens.values()))
         self._in_flight[id(output)] = Record(
             output=output,
             decision=self._previous or decision,
             scheduled_at=self._clock(),
             batch=batch,
-            prefill_tokens=self._count_prefill_tokens(scheduler, output),
+            prefill_tokens=self._count_prefill_tokens(scheduler, output, sum(lengths)),
             context_tokens=sum(output.scheduled_cached_reqs.num_computed_tokens),
+            draft_length=find_common_length(lengths),
         )
         self._previous = decision
         while len(self._in_flight) > MAX_RECORDS_IN_FLIGHT:
@@ -84,7 +87,7 @@ class StepObserver:
         record = self._in_flight.get(id(output))
         if record is None or not drafts or not self._counts_positions:
             return
-        if scheduler.log_stats and is_uniform(drafts, output.num_invalid_spec_tokens):
+        if record.draft_length and scheduler.log_stats and not output.num_invalid_spec_tokens:
             record.counts_with_vllm = True
             return
         lengths = _draft_lengths(scheduler.requests, output, runner_output)
@@ -96,7 +99,7 @@ class StepObserver:
         if record is None:
             return
         if record.counts_with_vllm:
-            self._count_as_vllm(output, core_outputs)
+            self._count_as_vllm(record.draft_length, core_outputs)
         now = self._clock()
         started_at = record.scheduled_at if self._updated_at is None else self._updated_at
         self._sink.count_step(
@@ -115,22 +118,20 @@ class StepObserver:
         if not is_busy:
             self._previous = None
 
-    def _count_as_vllm(self, output: Any, core_outputs: Any) -> None:
+    def _count_as_vllm(self, length: int, core_outputs: Any) -> None:
         """Count positions by vLLM's sums: among drafts of one length they tell everything."""
         for outputs in core_outputs.values():
             stats = outputs.scheduler_stats and outputs.scheduler_stats.spec_decoding_stats
             if stats:
-                length = len(next(iter(output.scheduled_spec_decode_tokens.values())))
                 accepted = stats.num_accepted_tokens_per_pos[:length]
                 self._sink.count_positions([stats.num_drafts, *accepted[:-1]], accepted)
 
-    def _count_prefill_tokens(self, scheduler: Any, output: Any) -> int:
+    def _count_prefill_tokens(self, scheduler: Any, output: Any, draft_tokens: int) -> int:
         scheduled = output.num_scheduled_tokens
         drafts = output.scheduled_spec_decode_tokens
         fresh = {request.req_id for request in output.scheduled_new_reqs}
         fresh |= output.scheduled_cached_reqs.resumed_req_ids
-        decoding = len(scheduled) + sum(map(len, drafts.values()))
-        one_each = output.total_num_scheduled_tokens == decoding
+        one_each = output.total_num_scheduled_tokens == len(scheduled) + draft_tokens
         if one_each and not fresh and not self._has_partial_prefill:
             return 0
         prefill_tokens = 0
@@ -146,9 +147,9 @@ class StepObserver:
         return prefill_tokens
 
 
-def is_uniform(drafts: Mapping[str, Sized], voided: Mapping[str, int] | None) -> bool:
-    """Tell whether all drafts of a step have one length, and no grammar voided a part of one."""
-    return not voided and len(set(map(len, drafts.values()))) == 1
+def find_common_length(lengths: Sequence[int]) -> int:
+    """Return the length of all drafts of a step, 0 where they differ or there are none."""
+    return lengths[0] if lengths and lengths.count(lengths[0]) == len(lengths) else 0
 
 
 def _draft_lengths(requests: Any, output: Any, runner_output: Any) -> Iterable[tuple[int, int]]:
@@ -195,6 +196,6 @@ def count_positions(lengths: Iterable[tuple[int, int]]) -> tuple[list[int], list
 
 def _count_tokens(core_outputs: Any) -> int:
     return sum(
-        sum([len(output.new_token_ids) for output in outputs.outputs])
+        sum(map(len, map(attrgetter("new_token_ids"), outputs.outputs)))
         for outputs in core_outputs.values()
     )
