@@ -53,6 +53,8 @@ _TAIL: Final = 0.975
 # Positions that any engine drafts; a longer row of counters is no acceptance.
 _MOST_POSITIONS: Final = 256
 _MOST_DRAFTS: Final = 1e18
+# Beside 1, anything smaller is lost in rounding.
+_LEAST_MARGIN: Final = 1e-12
 # Counters of one scrape may be read a step apart.
 _SKEW: Final = 1.02
 
@@ -176,7 +178,8 @@ def estimate_clustered_survival(
     totals = totals[:observed]
     hazard = np.minimum(accepted.sum(axis=0) / totals, 1.0)
     # Half a draft keeps logarithms finite where all or none was accepted.
-    within = np.clip(hazard, 0.5 / totals, 1.0 - 0.5 / totals)
+    margin = np.maximum(0.5 / totals, _LEAST_MARGIN)
+    within = np.clip(hazard, margin, 1.0 - margin)
     halves, design_effect = _half_widths(at_risk, accepted, within, is_exact=within == hazard)
     survival = np.cumprod(hazard)
     lower, upper = _log_log_interval(survival, np.cumsum(np.log(within)), halves[:observed])
