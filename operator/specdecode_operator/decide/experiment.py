@@ -18,11 +18,13 @@ from specdecode_operator.decide import planner
 from specdecode_operator.decide.advice import advise
 from specdecode_operator.decide.present import (
     WHOLE_BLOCK,
+    find_lowered,
     is_whole,
     measure_block,
     measure_present,
     progress,
-    remember_cell,
+    remember_lowered,
+    remember_trial,
 )
 from specdecode_operator.decide.tuner_state import (
     TunerState,
@@ -50,8 +52,11 @@ __all__ = ["TuningInput", "TuningOutcome", "advance_tuning", "estimate_now", "re
 _BLOCKS_TO_WAIT: Final = 3
 _BLOCKS_WITHOUT_DATA: Final = 10
 _GONE_SHARE: Final = 0.05
-# A gain that exceeds the minimum by less than this (log) must hold for a second block.
-_MARGIN: Final = 0.02
+# A block may be off by this much (log), the mean of n blocks by the root of n less: an experiment
+# whose gain is nearer to the minimum than that is watched on, for so many blocks at most. Where
+# two K are so alike, watching costs nothing.
+_MARGIN: Final = 0.03
+_MOST_BLOCKS: Final = 3
 
 
 def advance_tuning(inputs: TuningInput) -> TuningOutcome:
@@ -180,6 +185,11 @@ def _watch(state: TunerState, open_one: ExperimentStatus) -> TuningOutcome:
     measured = measure_block(state, window, batch=open_one.batch, k=open_one.to_k)
     if is_whole(measured, state):
         return _judge(state, open_one, measured, window)
+    lowered = find_lowered(state, window, batch=open_one.batch, k=open_one.to_k)
+    if lowered is not None:
+        state = remember_lowered(state, open_one)
+        said = f"the engine lowers it to K={lowered}, beyond its captured graphs"
+        return _explore(_put_back(state, said))
     seen = progress(state, measured)
     if state.now - begun >= _BLOCKS_TO_WAIT * state.block_seconds or _has_left(state, open_one):
         return _explore(_put_back(state, f"inconclusive, the load left this batch: {seen}"))
@@ -212,10 +222,17 @@ def _judge(
     if isinstance(compared, NoEstimate):
         return _explore(_put_back(state, f"inconclusive: {compared.message}"))
     least = math.log1p(state.inputs.min_gain_percent / 100)
-    first_block = measured.present_seconds < 2 * WHOLE_BLOCK * state.block_seconds
-    if least <= compared.log_ratio < least + _MARGIN and first_block:
-        return _go_on(state, f"{compared.percent:+.1f} % so far, watched for a second block")
-    state = remember_cell(state, measured, load.first_acceptance(window))
+    blocks = int(measured.present_seconds / (WHOLE_BLOCK * state.block_seconds))
+    is_near = abs(compared.log_ratio - least) < _MARGIN / math.sqrt(blocks)
+    if is_near and blocks < _MOST_BLOCKS:
+        return _go_on(state, f"{compared.percent:+.1f} % so far, watched for another block")
+    state = remember_trial(
+        state,
+        measured,
+        load.first_acceptance(window),
+        baseline=baseline,
+        from_k=open_one.from_k,
+    )
     numbers = _numbers(baseline, measured, compared)
     if compared.log_ratio >= least:
         return _explore(_keep(state, open_one, numbers))

@@ -25,11 +25,13 @@ from specdecode_operator.estimate.counters import NoEstimate
 from specdecode_operator.estimate.goodput import Rate, compare_at_equal_batch
 from specdecode_operator.estimate.step_cost import StepCost, StepTime, fit_step_cost
 
-# A cell is out of date when the load or the acceptance has moved by more than this, the latter
-# also by this many standard errors. Drafts of one request are alike, so two would be too few.
-_MOVED_ACCEPTANCE: Final = 0.05
-_MOVED_ERRORS: Final = 3.0
-_MOVED_BATCH: Final = 0.30
+# A cell is out of date when acceptance has moved by more than this and so many standard errors,
+# and nothing says what it would give now; drafts of one request are alike, so two would be too
+# few. From the smaller move on it is read with today's acceptance.
+_STALE: Final = {"least": 0.05, "errors": 3.0}
+_MOVED: Final = {"least": 0.015, "errors": 2.0}
+# And when the load has moved by more than this.
+_MOVED_BATCH: Final = 0.50
 
 # A K is tried beside one that is at most this much worse than the K in force: one bad block or a
 # dent in the landscape does not hide what lies beyond it.
@@ -118,17 +120,23 @@ def is_fresh(cell: CellStatus, *, mean_batch: float, first: PositionSurvival | N
     """
     if not is_usable(cell):
         return False
-    return not _has_moved(cell, first) and abs(mean_batch / cell.mean_batch - 1) <= _MOVED_BATCH
+    return not _has_moved(cell, first, **_STALE) and _is_same_load(cell, mean_batch)
 
 
-def _has_moved(cell: CellStatus, first: PositionSurvival | None) -> bool:
-    """Tell whether acceptance now differs from a cell's by more than both their errors."""
+def _is_same_load(cell: CellStatus, mean_batch: float) -> bool:
+    return is_usable(cell) and abs(mean_batch / cell.mean_batch - 1) <= _MOVED_BATCH
+
+
+def _has_moved(
+    cell: CellStatus, first: PositionSurvival | None, *, least: float, errors: float
+) -> bool:
+    """Tell whether acceptance now differs from a cell's by more than `least` and their errors."""
     if first is None or cell.acceptance is None:
         return False
     share = (first.survival + cell.acceptance) / 2
     drafts = max(cell.steps * cell.mean_batch, 1.0)
     error = math.sqrt(max(share * (1 - share), 0.0) * (1 / first.at_risk + 1 / drafts))
-    return abs(first.survival - cell.acceptance) > max(_MOVED_ACCEPTANCE, _MOVED_ERRORS * error)
+    return abs(first.survival - cell.acceptance) > max(least, errors * error)
 
 
 def fit_cells(cells: Iterable[CellStatus]) -> StepCost | NoEstimate:
@@ -268,16 +276,29 @@ def _known_goodput(present: Present) -> dict[int, float]:
     """Return goodput at the present batch of the K in force and of those tried and still fresh."""
     known: dict[int, float] = {}
     for cell in present.cells:
-        if cell.batch == present.batch and is_fresh(
-            cell, mean_batch=present.rate.mean_batch, first=present.first
-        ):
-            shift = compare_at_equal_batch(
-                Rate(cell.tokens_per_second, cell.mean_batch), present.rate
-            )
-            if not isinstance(shift, NoEstimate):
-                known[cell.k] = present.rate.tokens_per_second * math.exp(shift.log_ratio)
+        if cell.batch != present.batch or not _is_same_load(cell, present.rate.mean_batch):
+            continue
+        change = _acceptance_change(present, cell)
+        shift = compare_at_equal_batch(Rate(cell.tokens_per_second, cell.mean_batch), present.rate)
+        if change is not None and not isinstance(shift, NoEstimate):
+            known[cell.k] = present.rate.tokens_per_second * math.exp(shift.log_ratio + change)
     known[present.k] = present.rate.tokens_per_second
     return known
+
+
+def _acceptance_change(present: Present, cell: CellStatus) -> float | None:
+    """Return ln of what today's acceptance makes of a cell's goodput; None where nobody knows.
+
+    What a step costs does not depend on what is accepted: a cell keeps its step time and is read
+    with today's tokens a step.
+    """
+    if not _has_moved(cell, present.first, **_MOVED):
+        return 0.0
+    if present.survival is None or cell.step_seconds is None:
+        return None if _has_moved(cell, present.first, **_STALE) else 0.0
+    then = cell.tokens_per_second * cell.step_seconds / cell.mean_batch
+    now = mean_acceptance_length(present.survival, cell.k).tokens
+    return math.log(now / then) if then > 0 and math.isfinite(then) else None
 
 
 def _predict(

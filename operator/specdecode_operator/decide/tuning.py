@@ -113,7 +113,8 @@ def tune(
         ),
     )
     result = replace(result, metrics=_as_hold(health))
-    if isinstance(seen.metrics, MetricsSamples) and health is None:
+    is_held = hold is not None or spec.tuning.mode is TuningMode.OFF
+    if is_held and isinstance(seen.metrics, MetricsSamples) and health is None:
         result = replace(result, estimate=experiment.estimate_now(seen.metrics, stored.estimate))
     if spec.tuning.mode is TuningMode.OFF:
         return replace(

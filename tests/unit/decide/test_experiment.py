@@ -200,6 +200,45 @@ def test_a_marginal_gain_is_watched_for_a_second_block() -> None:
     assert outcome.reason == Reason.EXPLORING
 
 
+def test_a_machine_that_became_slower_is_no_reason_to_try_anything_anew() -> None:
+    tuned = course()
+    tuned.run(8, 300, is_at_rest(8))
+    told, before = len(explored(tuned)), ratios(tuned)
+    slower = {batch: tuple(0.8 * x for x in row) for batch, row in HIGH_ACCEPTANCE.goodput.items()}
+    tuned.engine.landscape = Landscape(HIGH_ACCEPTANCE.hazard, slower)
+    tuned.run(8, 400)
+    assert len(explored(tuned)) == told
+    assert ratios(tuned) == pytest.approx(before, rel=0.01)
+
+
+def ratios(tuned: Course) -> dict[int, float]:
+    """Goodput of each K measured at 8 streams over that of the K in force."""
+    cells = {cell.k: cell.tokens_per_second for cell in tuned.tuning.cells if cell.batch == 8}
+    return {k: rate / cells[tuned.engine.table.k_at(8)] for k, rate in cells.items()}
+
+
+def test_a_k_that_the_engine_lowers_is_put_back_and_not_tried_again() -> None:
+    tuned = course(k=3)
+    tuned.engine = LoweringEngine(HIGH_ACCEPTANCE, 1, tuned.spec_table, noise=QUIET)
+    tuned.run(1, 400, lambda outcome: outcome.reason in AT_REST)
+    lowered = [message for message in explored(tuned) if "the engine lowers it to K=3" in message]
+    assert len(lowered) == len({message.partition(" put back")[0] for message in lowered}) > 0
+    assert tuned.engine.table.k_at(1) <= 3
+
+
+class LoweringEngine(SimulatedEngine):
+    """An engine that has captured nothing beyond K=3."""
+
+    def _serve(self, tick: float, streams: int) -> float:
+        asked = self.table
+        self.table = KTable.from_starts(
+            [(row.first, min(row.k, 3)) for row in asked.rows], asked.max_batch
+        )
+        served = super()._serve(tick, streams)
+        self.table = asked
+        return served
+
+
 def test_the_block_is_counted_from_when_every_engine_reported_the_table() -> None:
     tuned = course()
     opened = run_until_open(tuned)

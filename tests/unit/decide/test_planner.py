@@ -107,9 +107,13 @@ CANDIDATES = {
         present_at(HIGH, 64, 2, *cells_of(HIGH, 64, 1, 3, 5, 7)),
         1,
     ),
-    "again when acceptance has moved": (
-        present_at(HIGH, 1, 7, measured(HIGH, 1, 5, acceptance=0.66)),
+    "again when acceptance has moved and no step time says what it would give now": (
+        present_at(HIGH, 1, 7, measured(HIGH, 1, 5, acceptance=0.66, step_seconds=None)),
         5,
+    ),
+    "not again when acceptance has moved: a known step time is read with today's": (
+        present_at(HIGH, 1, 7, measured(HIGH, 1, 5, acceptance=0.66)),
+        None,
     ),
     "not again when acceptance has hardly moved": (
         present_at(HIGH, 1, 7, measured(HIGH, 1, 5, acceptance=0.71)),
@@ -134,6 +138,17 @@ def test_a_measured_cell_is_shown_at_the_present_batch() -> None:
     forecast = {f.k: f for f in forecast_goodput(present_at(HIGH, 8, 3, cell))}
     assert forecast[5].measured
     assert forecast[5].tokens_per_second == pytest.approx(400 * (8 / 7) ** 0.7)
+
+
+def test_a_cell_is_read_with_todays_acceptance() -> None:
+    """Its steps take as long as ever; what they emit has changed with the drafts."""
+    lower = Landscape(hazard=0.5, goodput=HIGH.goodput)
+    seconds = 8 * sum(0.75**i for i in range(6)) / HIGH.at(8, 5)
+    present = present_at(lower, 8, 1, measured(HIGH, 8, 5))
+    forecast = {f.k: f for f in forecast_goodput(present)}
+    assert forecast[5].measured
+    today = 8 * sum(0.5**i for i in range(6)) / seconds
+    assert forecast[5].tokens_per_second == pytest.approx(today, rel=0.01)
 
 
 def test_forecasts_of_a_supported_model_are_close_to_the_landscape() -> None:
