@@ -170,7 +170,7 @@ def test_the_plugins_counters_agree_with_vllms_own(server: RunningServer) -> Non
     server.apply(DESCENDING)
     server.wait_for(**{"vllm:num_requests_running": 0})
     before = server.scrape()
-    with ThreadPoolExecutor(8) as streams:  # 13 tokens: drafts are shortened near the end
+    with ThreadPoolExecutor(8) as streams:
         list(streams.map(lambda n: server.complete(f"request {n}", tokens=13), range(24)))
     server.wait_for(**{"vllm:num_requests_running": 0})
     seen = Difference(before, server.scrape())
