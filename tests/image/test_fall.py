@@ -53,16 +53,16 @@ FALLS = {
         plant_in_engine, 0, "illegal-memory-access", MEMORY_FAULT, MEMORY_FAULT
     ),
     "a worker that aborts": Fall(
-        send(signal.SIGABRT, "VLLM::Worker"), 0, "engine-crash", "died unexpectedly", "died"
+        send(signal.SIGABRT, "VLLM::Worker"), 0, "engine-crash", "unexpectedly", "unexpectedly"
     ),
     "a worker that is killed": Fall(
-        send(signal.SIGKILL, "VLLM::Worker"), 0, "engine-crash", "died unexpectedly", "died"
+        send(signal.SIGKILL, "VLLM::Worker"), 0, "engine-crash", "unexpectedly", "unexpectedly"
     ),
     "an engine process that aborts": Fall(
-        send(signal.SIGABRT, "VLLM::EngineCore"), 0, "engine-crash", "died", "died"
+        send(signal.SIGABRT, "VLLM::EngineCore"), 0, "engine-crash", "unexpectedly", "unexpectedly"
     ),
     "an engine process that is killed": Fall(
-        send(signal.SIGKILL, "VLLM::EngineCore"), 0, "engine-crash", "died", "died"
+        send(signal.SIGKILL, "VLLM::EngineCore"), 0, "engine-crash", "unexpectedly", "unexpectedly"
     ),
     "a main process that aborts": Fall(send_to_main(signal.SIGABRT), -6, None, "", ""),
     "a main process that is killed": Fall(send_to_main(signal.SIGKILL), -9, None, "", ""),
