@@ -9,7 +9,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api import metadata
+from tests.support.carrier import lay_carrier
 from tests.support.cluster import LocalCluster
 from tests.support.engine import ROOT
 from tests.support.objects import Objects, reason_of
@@ -87,19 +87,6 @@ class Place:
         ]
         drafts, tokens = (sum(map(float, values)) for values in found)
         return drafts, tokens
-
-
-def lay_carrier(folder: Path) -> dict[str, str]:
-    """Lay what the operator's image carries; return the environment in which it is found."""
-    folder.mkdir(parents=True)
-    image = ROOT / "vllm-image"
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target"]
-    subprocess.run([*pip, str(folder / "site"), str(image / "plugin")], check=True)
-    for name in ("entrypoint", "inject"):
-        shutil.copy2(image / name, folder / name)
-    (folder / "bin").mkdir()
-    (folder / "bin" / "specdecode-inject").symlink_to(folder / "inject")
-    return {"PATH": f"{folder}/bin:/usr/bin:/bin"}
 
 
 @pytest.fixture(scope="module")
