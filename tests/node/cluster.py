@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from specdecode_operator.manifests.pod import GPU_RESOURCE
@@ -84,10 +85,14 @@ class NodeCluster(LocalCluster):
 
     def start(self, *, owned: bool = True) -> None:
         """Return when the node is Ready and offers its GPUs."""
-        super().start(owned=owned)
-        self._node.mkdir()
+        self._node.mkdir(parents=True)
         self._start_containerd()
-        self._ctr("images", "import", str(image.make_archive(self._images)))
+        with ThreadPoolExecutor() as threads:
+            # Half a gigabyte is unpacked while the control plane starts.
+            archive = str(image.make_archive(self._images))
+            imported = threads.submit(self._ctr, "images", "import", archive)
+            super().start(owned=owned)
+            imported.result()
         self.start_kubelet()
         self._offer_gpus()
 
@@ -222,4 +227,4 @@ class NodeCluster(LocalCluster):
             process.wait()
 
     def _log(self, name: str) -> Path:
-        return self.directory / "logs" / f"{name}.log"
+        return self._node / f"{name}.log"

@@ -7,6 +7,7 @@ and looks next after a minute. How late the watch is decides who wins; here a te
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 import threading
 from collections.abc import Mapping
@@ -81,11 +82,12 @@ class SlowWatch:
         ) as answer:
             response = web.StreamResponse(status=answer.status, headers=_pass_on(answer.headers))
             await response.prepare(request)
-            async for part in answer.content.iter_any():
-                if late:
-                    await asyncio.sleep(self.delay_seconds)
-                await response.write(part)
-            await response.write_eof()
+            with contextlib.suppress(ConnectionResetError):  # the kubelet was stopped
+                async for part in answer.content.iter_any():
+                    if late:
+                        await asyncio.sleep(self.delay_seconds)
+                    await response.write(part)
+                await response.write_eof()
             return response
 
 

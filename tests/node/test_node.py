@@ -157,9 +157,9 @@ def test_a_bump_that_came_before_the_table_is_repeated(stack: Stack, chat: str) 
         stack.cluster.start_kubelet()  # type: ignore[attr-defined]
     figures.record("repeated-bump", seconds=seconds)
     assert way.delay_seconds <= seconds < KUBELET_LOOKS_SECONDS
-    # 1 at once, 2 after a second: both before the kubelet knew the table.
     for pod in find_pods(stack, chat):
-        assert int(pod.annotation(metadata.ANNOTATION_TABLE_BUMP).rpartition(".")[2]) >= 3
+        bumps = int(pod.annotation(metadata.ANNOTATION_TABLE_BUMP).rpartition(".")[2])
+        assert bumps > 1  # the first came before the kubelet knew the table
 
 
 def test_an_engine_that_dies_with_exit_code_0_says_why(stack: Stack, faulty: str) -> None:
