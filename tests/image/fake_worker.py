@@ -1,9 +1,10 @@
 """Drives vLLM's own scheduler, with the plugin's hooks, and a worker that makes up its tokens.
 
-Run by the engine's Python, with the target and draft model and `sync` or `async` as arguments;
-the vLLM that is imported decides whose scheduler it is. What no CPU engine does is reached so:
+Run by the engine's Python, with the target and draft model, `sync` or `async`, and the file to
+write as arguments; the vLLM that is imported decides whose scheduler it is. What no CPU engine does is reached so:
 scheduling a step ahead, preemption, aborts in flight, a vLLM that lacks what the plugin reads.
-Prints for each situation what vLLM counted itself and what the plugin exported, as JSON.
+Writes for each situation what vLLM counted itself and what the plugin exported, as JSON: threads
+that follow the tables of earlier situations log to standard output until the end.
 """
 
 import json
@@ -353,8 +354,8 @@ def play(situation: Situation, target: str, draft: str, *, is_async: bool) -> di
 
 
 def main() -> None:
-    """Play every situation and print the accounts."""
-    target, draft, mode = sys.argv[1:]
+    """Play every situation and write the accounts."""
+    target, draft, mode, path = sys.argv[1:]
     os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)
     import vllm
 
@@ -362,7 +363,8 @@ def main() -> None:
         name: play(situation, target, draft, is_async=mode == "async")
         for name, situation in SITUATIONS.items()
     }
-    print(json.dumps({"vllm": vllm.__version__, "mode": mode, "accounts": accounts}))
+    course = {"vllm": vllm.__version__, "mode": mode, "accounts": accounts}
+    Path(path).write_text(json.dumps(course))
 
 
 if __name__ == "__main__":

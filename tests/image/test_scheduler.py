@@ -94,10 +94,11 @@ def course(
 ) -> Course:
     version, mode = request.param
     folder = tmp_path_factory.mktemp("tables")
+    written = tmp_path_factory.mktemp("course") / "course.json"
     pair = made["models"]["high"]
     sources = [made["next"]] if version == VERSIONS[1] else []
-    answer = subprocess.run(
-        [f"{made['venv']}/bin/python", WORKER, pair["target"], pair["draft"], mode],
+    subprocess.run(
+        [f"{made['venv']}/bin/python", WORKER, pair["target"], pair["draft"], mode, written],
         env={
             **os.environ,
             "PYTHONPATH": os.pathsep.join([*sources, str(PLUGIN)]),
@@ -105,13 +106,11 @@ def course(
             "SPECDECODE_ARM": str(folder / "arm"),
             "HF_HUB_OFFLINE": "1",
         },
-        stdout=subprocess.PIPE,
-        text=True,
         check=True,
     )
-    printed = json.loads(answer.stdout.splitlines()[-1])
-    assert (printed["vllm"].split("+")[0], printed["mode"]) == (version, mode)
-    accounts = {name: Account(fields) for name, fields in printed["accounts"].items()}
+    played = json.loads(written.read_text())
+    assert (played["vllm"].split("+")[0], played["mode"]) == (version, mode)
+    accounts = {name: Account(fields) for name, fields in played["accounts"].items()}
     return Course(version, mode, accounts)
 
 
