@@ -57,6 +57,8 @@ _GONE_SHARE: Final = 0.05
 # two K are so alike, watching costs nothing.
 _MARGIN: Final = 0.03
 _MOST_BLOCKS: Final = 3
+# What the step-cost model makes of a gain is told where it differs by this much (log).
+_TOLD: Final = 0.005
 
 
 def advance_tuning(inputs: TuningInput) -> TuningOutcome:
@@ -233,8 +235,12 @@ def _judge(
         baseline=baseline,
         from_k=open_one.from_k,
     )
+    luck = planner.find_luck(state.tuning.cells, open_one.batch)
+    likely = compared.log_ratio - (luck.get(open_one.to_k, 0.0) - luck.get(open_one.from_k, 0.0))
     numbers = _numbers(baseline, measured, compared)
-    if compared.log_ratio >= least:
+    if abs(likely - compared.log_ratio) >= _TOLD:
+        numbers += f", likely {100 * math.expm1(likely):+.1f} % by all that was measured"
+    if likely >= least:
         return _explore(_keep(state, open_one, numbers))
     return _explore(_put_back(state, numbers))
 

@@ -38,7 +38,7 @@ _MOVED_BATCH: Final = 0.50
 _NEAR: Final = 0.90
 # A K that was put back is tried again when its own figure is this far above the K in force, once
 # that was measured for longer: its baseline was a lucky one, or the machine has become slower.
-_OVERLOOKED: Final = 1.06
+_OVERLOOKED: Final = 1.03
 # An untried K that is put this far below the K in force is not tried: by a model to be relied on,
 # or by any forecast where it is not next to the K in force.
 _HOPELESS: Final = 0.85
@@ -148,10 +148,31 @@ def fit_cells(cells: Iterable[CellStatus]) -> StepCost | NoEstimate:
     )
 
 
-def forecast_goodput(present: Present) -> tuple[Forecast, ...]:
-    """Give measured or predicted goodput at the present batch for every K of the envelope."""
+def find_luck(cells: Iterable[CellStatus], batch: int) -> dict[int, float]:
+    """Return by K how much (log) faster than likely each cell of a bucket was measured.
+
+    A block is off by some 3 %; the step-cost model, blended with each cell by its variance, sees
+    in all cells together which ones were. Empty while the model is not to be relied on.
+    """
+    cells = [cell for cell in cells if is_usable(cell) and cell.step_seconds]
+    cost = fit_cells(cells)
+    if isinstance(cost, NoEstimate) or not _is_supported(cost):
+        return {}
+    luck: dict[int, float] = {}
+    for cell in cells:
+        likely = cost.predict(cell.mean_batch, cell.k) if cell.batch == batch else None
+        if likely is not None and not isinstance(likely, NoEstimate) and likely.seconds > 0:
+            luck[cell.k] = math.log(likely.seconds / (cell.step_seconds or likely.seconds))
+    return luck
+
+
+def forecast_goodput(present: Present, *, likely: bool = False) -> tuple[Forecast, ...]:
+    """Give measured or predicted goodput at the present batch for every K of the envelope.
+
+    `likely`: a measured one less its luck, by all that was measured.
+    """
     cost = fit_cells(present.cells)
-    known = _known_goodput(present)
+    known = _known_goodput(present, find_luck(present.cells, present.batch) if likely else {})
     return tuple(
         Forecast(k, known[k], measured=True, reliable=True)
         if k in known
@@ -167,7 +188,11 @@ def choose_candidate(present: Present) -> Forecast | None:
     the one in force, or were put back and look clearly better now; the best forecast wins, among
     equals the smaller K.
     """
-    forecasts = [f for f in forecast_goodput(present) if f.k >= present.min_k or f.k == present.k]
+    forecasts = [
+        f
+        for f in forecast_goodput(present, likely=True)
+        if f.k >= present.min_k or f.k == present.k
+    ]
     now = present.rate.tokens_per_second
     candidates = [f for f in forecasts if f.measured and f.tokens_per_second > _OVERLOOKED * now]
     for one, other in pairwise(forecasts):
@@ -272,18 +297,37 @@ def batch_range(batch: int) -> str:
     return f"batch {batch}" if first == batch else f"batch {first}-{batch}"
 
 
-def _known_goodput(present: Present) -> dict[int, float]:
-    """Return goodput at the present batch of the K in force and of those tried and still fresh."""
+def _known_goodput(present: Present, luck: Mapping[int, float]) -> dict[int, float]:
+    """Return goodput at the present batch of the K in force and of those tried and still fresh.
+
+    Each is told by its ratio to the cell of the K in force, with which it keeps step.
+    """
+    anchor, anchored = _find_anchor(present)
     known: dict[int, float] = {}
     for cell in present.cells:
         if cell.batch != present.batch or not _is_same_load(cell, present.rate.mean_batch):
             continue
         change = _acceptance_change(present, cell)
-        shift = compare_at_equal_batch(Rate(cell.tokens_per_second, cell.mean_batch), present.rate)
+        shift = compare_at_equal_batch(Rate(cell.tokens_per_second, cell.mean_batch), anchor)
         if change is not None and not isinstance(shift, NoEstimate):
-            known[cell.k] = present.rate.tokens_per_second * math.exp(shift.log_ratio + change)
+            lucky = luck.get(cell.k, 0.0) - luck.get(present.k, 0.0)
+            log_ratio = shift.log_ratio + change - anchored - lucky
+            known[cell.k] = present.rate.tokens_per_second * math.exp(log_ratio)
     known[present.k] = present.rate.tokens_per_second
     return known
+
+
+def _find_anchor(present: Present) -> tuple[Rate, float]:
+    """Return the cell of the K in force as a rate, and what today's acceptance makes of it.
+
+    The present rate itself where that cell says nothing now. All rates are at equal batch.
+    """
+    for cell in present.cells:
+        if (cell.batch, cell.k) == (present.batch, present.k):
+            change = _acceptance_change(present, cell)
+            if change is not None and _is_same_load(cell, present.rate.mean_batch):
+                return Rate(cell.tokens_per_second, cell.mean_batch), change
+    return present.rate, 0.0
 
 
 def _acceptance_change(present: Present, cell: CellStatus) -> float | None:

@@ -202,7 +202,7 @@ def test_a_marginal_gain_is_watched_for_a_second_block() -> None:
 
 def test_a_machine_that_became_slower_is_no_reason_to_try_anything_anew() -> None:
     tuned = course()
-    tuned.run(8, 300, is_at_rest(8))
+    tuned.run(8, 600)
     told, before = len(explored(tuned)), ratios(tuned)
     slower = {batch: tuple(0.8 * x for x in row) for batch, row in HIGH_ACCEPTANCE.goodput.items()}
     tuned.engine.landscape = Landscape(HIGH_ACCEPTANCE.hazard, slower)

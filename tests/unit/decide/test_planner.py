@@ -16,6 +16,7 @@ from specdecode_operator.decide.planner import (
     Present,
     choose_candidate,
     does_speculation_pay,
+    find_luck,
     forecast_goodput,
     is_fresh,
     recommend_table,
@@ -149,6 +150,24 @@ def test_a_cell_is_read_with_todays_acceptance() -> None:
     assert forecast[5].measured
     today = 8 * sum(0.5**i for i in range(6)) / seconds
     assert forecast[5].tokens_per_second == pytest.approx(today, rel=0.01)
+
+
+def engine_cell(batch: int, k: int, *, luck: float = 1.0) -> CellStatus:
+    """A cell of an engine whose step takes 10 ms, 0.1 ms a token and 0.5 ms a draft pass."""
+    seconds = (0.010 + 0.0001 * batch * (k + 1) + 0.0005 * k) / luck
+    tokens = batch * sum(0.7**position for position in range(k + 1)) / seconds
+    return measured(HIGH, batch, k, step_seconds=seconds, tokens_per_second=tokens)
+
+
+def test_a_lucky_block_is_seen_through_by_all_that_was_measured() -> None:
+    fair = [engine_cell(batch, k) for batch in (8, 32) for k in (1, 2, 5)]
+    luck = find_luck([*fair, engine_cell(8, 3, luck=1.06), engine_cell(32, 3)], 8)
+    assert 0.01 < luck[3] < 0.06
+    assert all(luck[k] < 0.01 for k in (1, 2, 5))
+
+
+def test_two_cells_say_nothing_about_luck() -> None:
+    assert find_luck([engine_cell(8, 1), engine_cell(8, 3, luck=1.06)], 8) == {}
 
 
 def test_forecasts_of_a_supported_model_are_close_to_the_landscape() -> None:
