@@ -1,8 +1,9 @@
 """Drives vLLM's own scheduler, with the plugin's hooks, and a worker that makes up its tokens.
 
 Run by the engine's Python, with the target and draft model, `sync` or `async`, and the file to
-write as arguments; the vLLM that is imported decides whose scheduler it is. What no CPU engine does is reached so:
-scheduling a step ahead, preemption, aborts in flight, a vLLM that lacks what the plugin reads.
+write as arguments; the vLLM that is imported decides whose scheduler it is. What no CPU engine does
+is reached so: scheduling a step ahead, preemption, aborts in flight, a vLLM that lacks what the
+plugin reads.
 Writes for each situation what vLLM counted itself and what the plugin exported, as JSON: threads
 that follow the tables of earlier situations log to standard output until the end.
 """
