@@ -153,8 +153,10 @@ def test_a_bump_that_came_before_the_table_is_repeated(stack: Stack, chat: str) 
     with SlowWatch(server, stack.cluster.directory / "pki") as way:
         stack.cluster.start_kubelet(server=way.url)  # type: ignore[attr-defined]
         way.delay_seconds = 2.0
-        seconds = change_table(stack, chat, 3)
-        stack.cluster.start_kubelet()  # type: ignore[attr-defined]
+        try:
+            seconds = change_table(stack, chat, 3)
+        finally:
+            stack.cluster.start_kubelet()  # type: ignore[attr-defined]
     figures.record("repeated-bump", seconds=seconds)
     assert way.delay_seconds <= seconds < KUBELET_LOOKS_SECONDS
     for pod in find_pods(stack, chat):
