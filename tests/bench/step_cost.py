@@ -2,8 +2,8 @@
 
 Run by the engine's Python with the plugin on its path, the target and draft model and the batch
 as arguments; the samples go to files of PROMETHEUS_MULTIPROC_DIR as they do in a server. Prints
-JSON. What is timed is schedule() and update_from_output(), in microseconds of CPU: what else runs on
-the machine would drown a difference of wall times.
+JSON. What is timed is schedule() and update_from_output(), in microseconds of CPU: what else runs
+on the machine would drown a difference of wall times.
 """
 
 import json
