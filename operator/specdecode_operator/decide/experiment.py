@@ -184,7 +184,7 @@ def _watch(state: TunerState, open_one: ExperimentStatus) -> TuningOutcome:
     window = state.counters.window(start=begun, end=state.now)
     if isinstance(window, NoEstimate):
         return _go_on(_give_up_without_data(state), "waiting for the first scrapes")
-    measured = measure_block(state, window, batch=open_one.batch, k=open_one.to_k)
+    measured = measure_block(window, batch=open_one.batch, k=open_one.to_k)
     if is_whole(measured, state):
         return _judge(state, open_one, measured, window)
     lowered = find_lowered(state, window, batch=open_one.batch, k=open_one.to_k)

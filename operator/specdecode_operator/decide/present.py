@@ -27,7 +27,6 @@ MAX_CELLS: Final = 128
 
 # Scrapes fall where they like: this much of a block is a block.
 WHOLE_BLOCK: Final = 0.9
-_PARTS: Final = 6
 # How many blocks ago the K in force may have been measured to be the baseline after a put-back.
 _BASELINE_BLOCKS: Final = 4
 _CELL_MOVED: Final = 0.05
@@ -49,7 +48,7 @@ def measure_present(state: TunerState) -> tuple[TunerState, planner.Present] | N
     k = state.table.k_at(bucket_first(batch))
     oldest = state.now - reach(state.inputs.min_block).total_seconds()
     window = state.counters.window(start=max(state.changed_at.timestamp(), oldest), end=state.now)
-    measured = measure_block(state, window, batch=batch, k=k)
+    measured = measure_block(window, batch=batch, k=k)
     if is_whole(measured, state) and isinstance(window, Window):
         survival = load.survival_now(state.counters, window)
         state = _refresh_cell(state, measured, load.first_acceptance(window))
@@ -82,14 +81,11 @@ def to_present(
     )
 
 
-def measure_block(
-    state: TunerState, window: Window | NoEstimate, *, batch: int, k: int
-) -> Measurement | NoEstimate:
-    """Measure one (batch bucket, K) in a window, with its error."""
+def measure_block(window: Window | NoEstimate, *, batch: int, k: int) -> Measurement | NoEstimate:
+    """Measure one (batch bucket, K) in a window."""
     if isinstance(window, NoEstimate):
         return window
-    parts = state.counters.parts(start=window.start, end=window.end, count=_PARTS)
-    return measure_goodput(window, batch=batch, k=k, parts=parts)
+    return measure_goodput(window, batch=batch, k=k)
 
 
 def is_whole(measured: Measurement | NoEstimate, state: TunerState) -> TypeGuard[Measurement]:
