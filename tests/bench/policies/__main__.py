@@ -123,7 +123,7 @@ def summarize(found: dict[str, Results], options: argparse.Namespace) -> dict[st
         for results in found.values()
         for scores in (
             *results.plain[runner.TUNED].values(),
-            *results.adaptive[runner.TUNED].values(),
+            *results.adaptive.get(runner.TUNED, {}).values(),
         )
         for one in scores
         if one.worst_hour is not None
