@@ -17,7 +17,7 @@ DECODE = {"cudagraphMode": "FULL_DECODE_ONLY"}
 FINE = [{**OFF, **MIXED}, {**OFF, **DECODE}, {**ON, **DECODE}]
 
 
-@pytest.mark.parametrize(("start", "end"), permutations(FINE, 2))
+@pytest.mark.parametrize(("start", "end"), list(permutations(FINE, 2)))
 def test_no_step_stands_where_engines_are_known_to_crash(
     start: dict[str, str], end: dict[str, str]
 ) -> None:
