@@ -51,7 +51,7 @@ class Plan:
     rounds: int = 6
     measure_seconds: float = 3.0
     settle_seconds: float = 0.5
-    converge_seconds: float = 240.0
+    converge_seconds: float = 480.0
     pods: int = 1
     prompt_tokens: int = 32
     # A word of specdecode_load.Lengths. Equal lengths would march in step, all prefilled at once.
