@@ -109,24 +109,31 @@ def judge_users_change(evidence: Evidence, *, alpha: float = ALPHA) -> Judgement
 
 def _lost_strata(evidence: Evidence, least: float, alpha: float) -> tuple[int, ...]:
     """List strata that lose at least the minimum gain, with an interval below 0."""
-    strata = sorted({batch for pair in evidence.pairs for batch in pair.by_stratum})
-    level = alpha / max(len(strata) + len(evidence.guards), 1)
+    strata = _strata(evidence)
     lost = []
     for batch in strata if len(strata) > 1 else ():
         values = [p.by_stratum[batch] for p in evidence.pairs if batch in p.by_stratum]
-        interval = anytime_interval(values, alpha=level)
+        interval = anytime_interval(values, alpha=_level(evidence, alpha))
         if len(values) >= LEAST_PAIRS and interval.mean < -least and interval.upper < 0:
             lost.append(batch)
     return tuple(lost)
 
 
 def _worse_guard(evidence: Evidence, alpha: float) -> str | None:
-    strata = {batch for pair in evidence.pairs for batch in pair.by_stratum}
-    level = alpha / max(len(strata) + len(evidence.guards), 1)
+    level = _level(evidence, alpha)
     for name, values in evidence.guards.items():
         if len(values) >= LEAST_PAIRS and anytime_interval(values, alpha=level).lower > 0:
             return name
     return None
+
+
+def _strata(evidence: Evidence) -> list[int]:
+    return sorted({batch for pair in evidence.pairs for batch in pair.by_stratum})
+
+
+def _level(evidence: Evidence, alpha: float) -> float:
+    """Share alpha among all intervals of guards and strata: each alone would fail A/A too often."""
+    return alpha / max(len(_strata(evidence)) + len(evidence.guards), 1)
 
 
 def _without(pairs: Sequence[Difference], lost: Sequence[int]) -> list[float]:
